@@ -1,0 +1,1 @@
+"""The command line: `kllm up`, `status`, `chat`, `down`."""

@@ -1,0 +1,1 @@
+"""Protobuf contracts and their generated code (`make generate`)."""

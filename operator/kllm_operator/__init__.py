@@ -1,0 +1,1 @@
+"""The operator: plans pool sizes and keeps instances where they are wanted."""
