@@ -93,11 +93,11 @@ class EngineTiming:
     decode: DecodeTiming
 
 
-PRIOR = EngineTiming(PrefillTiming(a=0.01, b=1e-4, k=1e-9), DecodeTiming(a=0.01, b=2e-4, c=1e-8))
-"""What is assumed before anything was measured: the order of magnitude of an 8B model on one data-centre GPU."""
-
-
 def _check_coefficients(**coefficients: float) -> None:
     for name, value in coefficients.items():
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number of seconds, not negative, got {value!r}")
+
+
+PRIOR = EngineTiming(PrefillTiming(a=0.01, b=1e-4, k=1e-9), DecodeTiming(a=0.01, b=2e-4, c=1e-8))
+"""What is assumed before anything was measured: the order of magnitude of an 8B model on one data-centre GPU."""

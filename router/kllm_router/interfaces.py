@@ -1,0 +1,216 @@
+"""What the router's parts promise each other: preparing a request, viewing the fleet, and errors for clients."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kllm_core.objectives import Binding, Role
+
+
+class ApiError(Exception):
+    """An error that a client is told, in OpenAI's form: {"error": {message, type, param, code}}."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002  OpenAI's field name
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI writes it."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One validated request, as an engine will get it.
+
+    Attributes:
+        rid: 32 hex characters, unique; engines abort by it.
+        path: of the engine's API: /v1/chat/completions, /v1/completions or /generate.
+        body: for the engine, without stream, stream_options, rid and bootstrap fields.
+        input_ids: the prompt's tokens; P and D get the same ids through `body`.
+        stream: whether the client wants a stream.
+        include_usage: whether the client wants the final usage chunk of a stream.
+        max_new_tokens: None when the client set no limit.
+        adapter: LoRA adapter; part of the cache key.
+        salt: cache salt; part of the cache key.
+    """
+
+    rid: str
+    path: str
+    body: dict[str, Any]
+    input_ids: Sequence[int]
+    stream: bool = False
+    include_usage: bool = False
+    max_new_tokens: int | None = None
+    model: str = ""
+    adapter: str = ""
+    salt: str = ""
+
+
+class Preparer(Protocol):
+    """Validates bodies of clients and tokenises them."""
+
+    async def prepare(self, path: str, body: bytes) -> EngineRequest:
+        """Build the engine's request; long work runs in a thread.
+
+        Raises:
+            ApiError: what the client did wrong.
+        """
+        ...
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI model objects that this router serves."""
+        ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where one engine is reached.
+
+    Attributes:
+        bootstrap_host: where a decode instance finds a prefill instance's KV; empty on decode instances.
+        incarnation: connections to another incarnation are never reused.
+    """
+
+    instance_id: str
+    role: Role
+    http_host: str
+    http_port: int
+    bootstrap_host: str = ""
+    bootstrap_port: int = 0
+    incarnation: int = 0
+
+
+class EventKind(enum.StrEnum):
+    """Milestones of one request on its prefill instance."""
+
+    PREFILL_DONE = "prefill_done"
+    REQUEUED = "requeued"
+    RELEASED = "released"
+    FAILED = "failed"
+    INSTANCE_LOST = "instance_lost"
+    """The instance died, changed its incarnation, or its agent's stream ended."""
+
+
+@dataclass(frozen=True)
+class WatchedEvent:
+    """One milestone; times are those of the agent's RequestEvent."""
+
+    kind: EventKind
+    instance_id: str = ""
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    parked_seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class RequestWatch(Protocol):
+    """Events of one request, in order; those that came before `next` was called are kept (bounded)."""
+
+    async def next(self) -> WatchedEvent:
+        """Wait for the next event. Cancelling the call loses no event."""
+        ...
+
+
+class FleetView(Protocol):
+    """The router's picture of the fleet. All calls but `RequestWatch.next` return at once."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one prefill and one decode instance take requests."""
+        ...
+
+    def choose_prefill(self, request: EngineRequest, *, excluded: frozenset[str] = frozenset()) -> Endpoint:
+        """Pick a prefill instance that is not in `excluded` (ids that failed this request).
+
+        Raises:
+            ApiError: 503 when none could serve, 429 with retry_after when all are overloaded.
+        """
+        ...
+
+    def choose_decode(
+        self, request: EngineRequest, prefill: Endpoint, *, excluded: frozenset[str] = frozenset()
+    ) -> Endpoint:
+        """Pick a decode instance for a request on `prefill`; errors as for `choose_prefill`."""
+        ...
+
+    def binding(self, prefill: Endpoint) -> Binding:
+        """When to choose the decode instance of a request on `prefill`: the wish, cut to what the instance can do."""
+        ...
+
+    def watch(self, rid: str, prefill: Endpoint) -> AbstractContextManager[RequestWatch]:
+        """Subscribe to events of `rid` from `prefill`; enter it before the request is posted."""
+        ...
+
+    def started(self, rid: str, endpoint: Endpoint, tokens: int) -> None:
+        """Count `tokens` of `rid` as in flight on `endpoint`, until `finished`."""
+        ...
+
+    def finished(self, rid: str, endpoint: Endpoint) -> None:
+        """Take back `started`; unknown pairs are ignored."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Instances with states and loads, for people: {"instances": [{id, role, state, load, ...}]}."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds at the router's edge; None is unknown or did not happen. See kllm.router.v1.StageTimes."""
+
+    queue: float | None = None
+    prefill: float | None = None
+    bind: float | None = None
+    transfer: float | None = None
+    first_token: float | None = None
+    per_output_token: float | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request; None is unknown."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestSummary:
+    """How a request ended, for metrics and service levels.
+
+    Attributes:
+        status: HTTP status, 499 when the client left.
+        stage: the stage in which it ended.
+    """
+
+    rid: str
+    path: str
+    status: int
+    stage: str
+    prefill_instance: str = ""
+    decode_instance: str = ""
+    times: StageTimes = field(default_factory=StageTimes)
+    usage: Usage = field(default_factory=Usage)

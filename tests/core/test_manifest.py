@@ -1,0 +1,117 @@
+"""Manifests: what is taken, and how a wrong one is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kllm_core.kinds.manifest import MAXIMUM_BYTES, ManifestError, parse_service, read_service
+from kllm_core.objectives import Binding, Objectives
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def manifest(**spec):
+    base = {
+        "model": {"uri": "demo://smollm2-135m", "name": "smollm2"},
+        "objectives": {"ttftMilliseconds": 1000, "tpotMilliseconds": 150},
+    }
+    return {
+        "apiVersion": "kllm.io/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat"},
+        "spec": base | spec,
+    }
+
+
+def problems_of(document):
+    with pytest.raises(ManifestError) as caught:
+        parse_service(yaml.safe_dump(document))
+    return caught.value.problems
+
+
+def test_the_example_is_valid_and_binds_late_by_default():
+    service = read_service(EXAMPLES / "inferenceservice.yaml")
+
+    assert service.name == "chat"
+    assert service.spec.router.binding is Binding.LATE
+    assert service.spec.objectives.objectives() == Objectives(1.0, 0.15, 90)
+    assert (service.spec.prefill.min_replicas, service.spec.decode.max_replicas) == (1, 2)
+
+
+def test_what_kubernetes_adds_to_metadata_is_ignored():
+    document = manifest()
+    document["metadata"] |= {"uid": "1", "managedFields": []}
+
+    assert parse_service(yaml.safe_dump(document)).metadata.namespace == "default"
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"objectivs": {}}, "spec.objectivs: unknown field; did you mean 'objectives'?"),
+        ({"prefill": {"minReplica": 1}}, "spec.prefill.minReplica: unknown field; did you mean 'minReplicas'?"),
+        ({"cache": {"zzz": 1}}, "spec.cache.zzz: unknown field; valid fields are hostGibibytes, kvType, pageSize"),
+        (
+            {"router": {"binding": "late"}},
+            "spec.router.binding: expected 'Late', 'Early' or 'JustInTime', got 'late'; did you mean 'Late'?",
+        ),
+        ({"prefill": {"minReplicas": 3, "maxReplicas": 2}}, "spec.prefill: minReplicas 3 is above maxReplicas 2"),
+        ({"prefill": {"engineArgs": {"port": 1}}}, "spec.prefill: engineArgs must not set 'port'"),
+        ({"prefill": {"engineArgs": {"--x": 1}}}, "without its leading dashes"),
+        (
+            {"model": {"uri": "s3://x", "name": "m"}},
+            "spec.model.uri: unknown scheme 's3'; use hf://, demo:// or a folder",
+        ),
+        ({"model": {"uri": "demo://x", "name": "m"}}, "there are smollm2-135m, tiny-random-llama"),
+        ({"model": {"uri": "hf://x", "name": "m"}}, "hf://ORG/NAME"),
+        ({"model": {"uri": "/models/x"}}, "spec.model.name: required field is missing"),
+        ({"decode": {"minReplicas": 0}}, "must both be 0 or both be above 0"),
+        ({"decode": {"parallelism": {"context": 2}}}, "decode.parallelism.context must be 1"),
+        ({"gpuBudget": 1}, "gpuBudget 1 is below the 2 accelerators of minReplicas"),
+        ({"prefill": {"minReplicas": "many"}}, "spec.prefill.minReplicas: input should be a valid integer"),
+    ],
+)
+def test_a_wrong_field_is_refused_with_its_path_and_the_fix(spec, problem):
+    assert any(problem in text for text in problems_of(manifest(**spec)))
+
+
+def test_every_problem_is_told_at_once():
+    assert len(problems_of(manifest(objectives={"ttftMilliseconds": 0, "tpotMilliseconds": -1, "x": 1}))) == 3
+
+
+@pytest.mark.parametrize("missing", ["apiVersion", "kind", "metadata", "spec"])
+def test_a_manifest_without_its_top_level_fields_is_refused(missing):
+    document = manifest()
+    del document[missing]
+
+    assert problems_of(document) == [f"{missing}: required field is missing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [", "not YAML"),
+        ("", "found 0"),
+        ("a: 1\n---\nb: 2", "found 2"),
+        ("- 1", "found a list"),
+        ("text", "found a string"),
+        ("[" * 5000, "not "),
+    ],
+)
+def test_text_that_is_not_one_mapping_is_refused(text, problem):
+    with pytest.raises(ManifestError, match=problem):
+        parse_service(text)
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
+    with pytest.raises(ManifestError, match="cannot be read"):
+        read_service(tmp_path / "missing.yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ManifestError, match="not UTF-8"):
+        read_service(binary)
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (MAXIMUM_BYTES + 1))
+    with pytest.raises(ManifestError, match="larger"):
+        read_service(large)
