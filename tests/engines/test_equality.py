@@ -1,0 +1,135 @@
+"""Prefill plus decode yields, token by token, what one plain server yields."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import grpc
+import pytest
+from plain_server import PlainServer
+from service_under_test import Service, wait_until_async
+
+from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
+
+pytestmark = pytest.mark.engines
+
+TOKENS = 24
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Token ids without special ones; the tiny model has 512."""
+    return [random.Random(seed * 100_003 + n).randrange(10, 500) for n in range(length)]
+
+
+async def generate(target: str, ids: list[int]) -> tuple[list[int], router_pb2.Finished]:
+    request = router_pb2.GenerateRequest(
+        tokens=router_pb2.TokenIds(ids=ids),
+        sampling=router_pb2.Sampling(max_tokens=TOKENS, temperature=0, ignore_eos=True),
+    )
+    output: list[int] = []
+    async with grpc.aio.insecure_channel(target) as channel:
+        async for answer in router_pb2_grpc.RouterStub(channel).Generate(request, timeout=120):
+            output.extend(answer.chunk.token_ids)
+            if answer.WhichOneof("event") == "finished":
+                return output, answer.finished
+    raise AssertionError("the stream ended without its last message")
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 255, 256, 257, 600, 1500])
+async def test_late_binding_yields_what_a_plain_server_yields(
+    service: Service, plain: PlainServer, length, idle_afterwards
+):
+    ids = prompt(length, seed=1)
+
+    output, finished = await generate(service.grpc, ids)
+
+    assert output == await plain.generate(ids, TOKENS)
+    assert (finished.prompt_tokens, finished.completion_tokens, finished.reason) == (length, TOKENS, "length")
+
+
+async def test_a_prompt_that_is_cached_yields_the_same_again(service: Service, plain: PlainServer, idle_afterwards):
+    ids = prompt(600, seed=2)
+    reference = await plain.generate(ids, TOKENS)
+
+    first, _ = await generate(service.grpc, ids)
+    second, _ = await generate(service.grpc, ids)
+
+    assert first == second == reference
+
+
+async def test_all_four_pairs_of_2p2d_yield_what_a_plain_server_yields(
+    service: Service, plain: PlainServer, idle_afterwards
+):
+    pairs: set[tuple[str, str]] = set()
+    for round_ in range(12):
+        prompts = [prompt(40 + 150 * n, seed=10 * round_ + n) for n in range(6)]
+        references = [await plain.generate(ids, TOKENS) for ids in prompts]
+
+        answers = await asyncio.gather(*(generate(service.grpc, ids) for ids in prompts))
+
+        assert [output for output, _ in answers] == references
+        pairs |= {(finished.prefill_instance, finished.decode_instance) for _, finished in answers}
+        if len(pairs) == 4:
+            return
+    raise AssertionError(f"only these pairs were used: {pairs}")
+
+
+async def test_sixteen_at_once_do_not_mix_up(service: Service, plain: PlainServer, idle_afterwards):
+    prompts = [prompt(20 + 37 * n, seed=1000 + n) for n in range(16)]
+    references = [await plain.generate(ids, TOKENS) for ids in prompts]
+
+    answers = await asyncio.gather(*(generate(service.grpc, ids) for ids in prompts))
+
+    assert [output for output, _ in answers] == references
+
+
+async def test_early_binding_yields_what_a_plain_server_yields(
+    early_router: str, service: Service, plain: PlainServer, idle_afterwards
+):
+    prompts = [prompt(length, seed=50 + length) for length in (1, 16, 100, 600, 1500)]
+    references = [await plain.generate(ids, TOKENS) for ids in prompts]
+
+    alone = [(await generate(early_router, ids))[0] for ids in prompts]
+    together = await asyncio.gather(*(generate(early_router, ids) for ids in prompts))
+
+    assert alone == references
+    assert [output for output, _ in together] == references
+
+
+async def test_bound_and_unbound_prompts_side_by_side_yield_what_a_plain_server_yields(
+    early_router: str, service: Service, plain: PlainServer, idle_afterwards
+):
+    # Bound prompts make SGLang push unbound ones back in mid-prefill; the router then binds those at once.
+    prompts = [prompt(1200 + 16 * n, seed=70 + n) for n in range(8)]
+    references = [await plain.generate(ids, TOKENS) for ids in prompts]
+
+    answers = await asyncio.gather(
+        *(generate(early_router if n % 2 else service.grpc, ids) for n, ids in enumerate(prompts))
+    )
+
+    assert [output for output, _ in answers] == references
+
+
+async def test_stages_of_a_request_add_up_to_its_time_to_first_token(service: Service, idle_afterwards):
+    _, finished = await generate(service.grpc, prompt(600, seed=3))
+
+    times = finished.times
+    stages = times.queue + times.prefill + times.bind + times.transfer
+    assert times.prefill > 0
+    assert times.transfer > 0
+    assert times.per_output_token > 0
+    assert stages == pytest.approx(times.first_token, abs=0.05)
+
+
+async def test_the_router_learns_what_prefill_has_cached(service: Service, idle_afterwards):
+    ids = prompt(1600, seed=4)
+    _, first = await generate(service.grpc, ids)
+
+    async def cached() -> int:
+        return (await generate(service.grpc, ids))[1].cached_tokens
+
+    # The second one goes where the blocks are, so nearly all of it is found there.
+    await wait_until_async(lambda: bool(service.instances()), seconds=5, what="instances")
+    assert await cached() >= 1500
+    assert first.cached_tokens < 100
