@@ -1,0 +1,80 @@
+# Every target works in a fresh clone: what a target needs is set up first, and once.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+BIN := .venv/bin
+# When the person began to wait, set up included; the demo's last line tells how long that was.
+export KLLM_DEMO_STARTED := $(shell date +%s.%N)
+PROTOS := $(shell find core -name '*.proto' | sort)
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+ARGS ?=
+
+.PHONY: help
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: setup
+setup: ## Make this clone ready (about a minute the first time)
+	@scripts/setup.sh
+
+.PHONY: demo
+demo: setup ## Serve a small model here, stream one answer, stop everything
+	@$(BIN)/kllm demo -f examples/inferenceservice.yaml
+
+.PHONY: test
+test: setup ## Run all tests; ARGS="-k name" goes to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-unit
+test-unit: setup ## Run the tests that need no engine
+	@$(BIN)/python -m pytest -m "not engines" $(ARGS)
+
+.PHONY: lint
+lint: setup ## Check style and shell scripts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@bash -n scripts/*.sh .ci/run
+	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
+
+.PHONY: format
+format: setup ## Format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: typecheck
+typecheck: setup ## Check types
+	@$(BIN)/mypy
+
+.PHONY: imports
+imports: setup ## Check which room imports which
+	@$(BIN)/lint-imports
+
+.PHONY: generate
+generate: setup ## Write generated code again
+	@$(BIN)/python -m grpc_tools.protoc -I core --python_out=core --pyi_out=core --grpc_python_out=core $(PROTOS)
+
+.PHONY: verify
+verify: generate ## Fail if generated code is not what is committed
+	@test -z "$$(git status --porcelain -- core)" || { \
+	  git --no-pager diff --stat -- core; \
+	  echo "core differs from what is committed: commit the output of 'make generate'" >&2; exit 1; }
+
+.PHONY: presubmit
+presubmit: lint typecheck imports verify test ## Everything that CI checks
+
+.PHONY: lock
+lock: ## Lock requirements again; ARGS=--upgrade takes newer versions
+	@command -v uv >/dev/null || { echo "uv is not on PATH; see requirements/uv.txt" >&2; exit 1; }
+	@$(LOCK) $(ARGS) --extra operator --extra router --extra engine --extra dev \
+	  --overrides requirements/overrides-cpu.txt pyproject.toml -o requirements/dev.txt
+	@for extra in operator router engine; do \
+	  $(LOCK) $(ARGS) --extra $$extra --overrides requirements/overrides-cpu.txt \
+	    --constraints requirements/dev.txt pyproject.toml -o requirements/$$extra.txt; done
+	@echo uv | $(LOCK) $(ARGS) - -o requirements/uv.txt
+
+.PHONY: clean
+clean: ## Remove everything that was made here
+	@rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

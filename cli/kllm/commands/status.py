@@ -1,0 +1,201 @@
+"""`kllm status`: what is up on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from kllm.running import find_running
+from kllm_core.authentication import bearer, read_token_file
+from kllm_operator.substrate.identity import members
+from kllm_operator.substrate.rundir import RunDirectory, RunState, service_names
+
+_TIMEOUT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process of a service; None is unknown.
+
+    Attributes:
+        kv_used_share: of the KV cache that requests hold.
+        pss_bytes: memory of the process and its descendants, shared pages divided among their users.
+        address: URL of a router, address of an instance's agent.
+    """
+
+    service: str
+    id: str
+    role: str
+    state: str | None
+    running: int | None
+    queued: int | None
+    parked: int | None
+    kv_used_share: float | None
+    pid: int
+    pss_bytes: int | None
+    address: str | None
+    uptime_seconds: float
+
+
+def run(name: str | None, *, as_json: bool) -> int:
+    """Returns 0 with something to show, 2 when nothing (or not the named service) is up."""
+    names, problem = find_running(name)
+    if problem is not None:
+        if as_json and name is None:
+            print("[]")
+        print(f"kllm: {problem}", file=sys.stderr)
+        _mention_killed(name)
+        return 2
+    rows = [row for service in names for row in _rows(RunDirectory(service))]
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        _print(rows)
+    return 0
+
+
+def _mention_killed(name: str | None) -> None:
+    killed = [
+        service for service in service_names()
+        if name in {None, service} and (run := RunDirectory(service)).read_state() is not None and not run.is_owned
+    ]  # fmt: skip
+    for service in killed:
+        print(f"kllm: `kllm up` of {service!r} was killed; clean up with: kllm down {service}", file=sys.stderr)
+
+
+def _rows(run: RunDirectory) -> list[Row]:
+    state = run.read_state()
+    if state is None:
+        return []
+    told = _told_by_router(run, state)
+    memory = _memory(run, state)
+    agents = _agents(run)
+    rows = []
+    for record in state.processes:
+        instance = told.get(record.id, {})
+        load = instance.get("load") if isinstance(instance.get("load"), dict) else instance
+        is_router = record.kind == "router"
+        rows.append(
+            Row(
+                service=state.service,
+                id=record.id,
+                role=str(instance.get("role", record.kind)).lower(),
+                state=_text(instance.get("state")) or (None if record.kind in {"prefill", "decode"} else state.phase),
+                running=_number(load, "running_requests"),
+                queued=_number(load, "queued_requests"),
+                parked=_number(load, "parked_requests"),
+                kv_used_share=_share(load),
+                pid=record.pid,
+                pss_bytes=memory.get(record.id),
+                address=state.url if is_router else agents.get(record.id),
+                uptime_seconds=round(_uptime(record.started), 1),
+            )
+        )
+    return sorted(rows, key=lambda row: row.id)
+
+
+def _told_by_router(run: RunDirectory, state: RunState) -> dict[str, dict[str, Any]]:
+    """What the router knows of each instance; nothing while it does not answer."""
+    if state.url is None:
+        return {}
+    try:
+        headers = {"authorization": bearer(read_token_file(run.token_file))}
+        url = f"{state.url}/kllm/v1/status"
+        with httpx2.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as client:
+            response = client.get(url, headers=headers)
+        response.raise_for_status()
+        instances = response.json()["instances"]
+        return {str(instance["id"]): instance for instance in instances}
+    except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError) as error:
+        print(f"kllm: the router of {state.service!r} does not tell its status: {error}", file=sys.stderr)
+        return {}
+
+
+def _agents(run: RunDirectory) -> dict[str, str]:
+    try:
+        document = json.loads(run.fleet_file.read_text(encoding="utf-8"))
+        return {str(item["id"]): str(item["agent"]) for item in document["instances"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _memory(run: RunDirectory, state: RunState) -> dict[str, int]:
+    """Bytes by process name. An engine is no child of its agent, but both write the instance's log."""
+    pss: dict[str, int] = defaultdict(int)
+    for process in members(state.run_id, [record.identity for record in state.processes]):
+        try:
+            log = Path(f"/proc/{process.pid}/fd/2").readlink()
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+        except OSError:
+            continue
+        if log.parent == run.log_file("x").parent:
+            kilobytes = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")]
+            pss[log.stem] += 1024 * sum(kilobytes)
+    return pss
+
+
+def _uptime(started_ticks: int) -> float:
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _number(load: Any, name: str) -> int | None:
+    """A count under its Python or its JSON name."""
+    head, *rest = name.split("_")
+    for key in (name, head + "".join(part.capitalize() for part in rest)):
+        value = load.get(key)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _share(load: Any) -> float | None:
+    used, total = _number(load, "kv_used_tokens"), _number(load, "kv_total_tokens")
+    return round(used / total, 4) if used is not None and total else None
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value else None
+
+
+def _print(rows: list[Row]) -> None:
+    from rich import box  # noqa: PLC0415 - JSON does not need it
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in ("SERVICE", "NAME", "ROLE", "STATE"):
+        table.add_column(title, no_wrap=True)
+    for title in ("RUNNING", "QUEUED", "PARKED", "KV", "PID", "PSS"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("ADDRESS", no_wrap=True)
+    table.add_column("UPTIME", justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.service, row.id, row.role, _cell(row.state), _cell(row.running), _cell(row.queued), _cell(row.parked),
+            "-" if row.kv_used_share is None else f"{row.kv_used_share:.0%}",
+            str(row.pid), "-" if row.pss_bytes is None else f"{row.pss_bytes / (1 << 20):.0f} MiB",
+            _cell(row.address), _duration(row.uptime_seconds),
+        )  # fmt: skip
+    # Without a terminal the width is unknown, and cut columns would be of no use to a reader.
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -1,0 +1,124 @@
+"""Entry point of the `kllm` command. Commands are imported when they run, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="kllm",
+    help="Elastic prefill and decode pools for large language models, from one manifest.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+OptionalName = Annotated[
+    str | None, typer.Argument(help="Name of the service (metadata.name); left out: the one that is up.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Url = Annotated[str | None, typer.Option(help="Base address of a router; left out: that of the service that is up.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kllm {importlib.metadata.version('kllm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def up(
+    file: Annotated[Path, typer.Option("-f", "--file", help="Manifest with one InferenceService (YAML or JSON).")],
+    host: Annotated[str, typer.Option(help="Address that the router listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port of the router; 0 takes a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port; 0 takes a free one.")] = 0,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Where models are kept; left out: $XDG_CACHE_HOME/kllm or ~/.cache/kllm.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event instead of text.")] = False,
+) -> None:
+    """Serve a model on this machine until Ctrl-C.
+
+    Starts minReplicas of both roles and one router. A second Ctrl-C ends everything at once.
+    """
+    from kllm.commands import up as command  # noqa: PLC0415
+    from kllm_operator.substrate.programs import RouterAddress  # noqa: PLC0415
+
+    address = RouterAddress(host, port, grpc_port)
+    raise typer.Exit(command.run(file, address=address, cache_dir=cache_dir, as_json=json))
+
+
+@app.command()
+def status(name: OptionalName = None, json: Json = False) -> None:
+    """Show what is up on this machine: instances, their load, memory and addresses."""
+    from kllm.commands import status as command  # noqa: PLC0415
+
+    raise typer.Exit(command.run(name, as_json=json))
+
+
+@app.command()
+def down(
+    name: OptionalName = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait before everything is killed.")] = 10.0,
+) -> None:
+    """Stop a service, or clean up after one whose `kllm up` was killed."""
+    from kllm.commands import down as command  # noqa: PLC0415
+
+    raise typer.Exit(command.run(name, timeout_seconds=timeout))
+
+
+@app.command()
+def chat(
+    message: Annotated[str, typer.Argument(help="What to say; `-` reads it from standard input.")],
+    model: Annotated[str | None, typer.Option(help="Model name; left out: the first that the router lists.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Randomness; left out: the model's default.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the answer while it is made.")] = True,
+    url: Url = None,
+) -> None:
+    """Ask one question and print the answer."""
+    from kllm.chat import Question  # noqa: PLC0415
+    from kllm.commands import chat as command  # noqa: PLC0415
+
+    text = sys.stdin.read() if message == "-" else message
+    question = Question(text, model=model, max_tokens=max_tokens, temperature=temperature, system=system)
+    raise typer.Exit(command.run(question, url=url, stream=stream))
+
+
+@app.command()
+def demo(
+    file: Annotated[Path, typer.Option("-f", "--file", help="Manifest to serve.")] = Path(
+        "examples/inferenceservice.yaml"
+    ),
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Where models are kept; left out: $XDG_CACHE_HOME/kllm or ~/.cache/kllm.")
+    ] = None,
+) -> None:
+    """Serve a model on a free port, stream one answer from it, stop everything, and print what was measured."""
+    from kllm.commands import demo as command  # noqa: PLC0415
+
+    raise typer.Exit(command.run(file, cache_dir=cache_dir))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Bringing a service up on this machine, with every step told; what starts in here ends in here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kllm import logs, ports
+from kllm.steps import Steps
+from kllm_core.kinds.service import InferenceService
+from kllm_core.objectives import Role
+from kllm_operator.substrate.exceptions import SubstrateError
+from kllm_operator.substrate.processes import ProcessSubstrate
+from kllm_operator.substrate.programs import RouterAddress
+from kllm_operator.substrate.rundir import RunDirectory, service_names
+
+_READY_SECONDS = 15.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RefusedError(Exception):
+    """What was asked for is not possible here; the text says why and what helps. Nothing was started."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A service that is up.
+
+    Attributes:
+        grpc: host:port, if the router serves gRPC.
+    """
+
+    service: str
+    model: str
+    url: str
+    grpc: str | None
+    substrate: ProcessSubstrate
+
+
+def check(service: InferenceService) -> None:
+    """Refuse what one machine cannot do.
+
+    Raises:
+        RefusedError: with the field that says so.
+    """
+    for role, spec in ((Role.PREFILL, service.spec.prefill), (Role.DECODE, service.spec.decode)):
+        if spec.min_replicas == 0:
+            raise RefusedError(
+                f"spec.{role}.minReplicas is 0, and scaling from zero is not available on one machine; use 1 or more"
+            )
+
+
+@contextlib.asynccontextmanager
+async def up(
+    service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
+) -> AsyncIterator[Endpoint]:
+    """Start a service and stop it at the end of the context.
+
+    Raises:
+        RefusedError: nothing was started.
+        SubstrateError: something did not start, or the service is up already.
+    """
+    check(service)
+    substrate = ProcessSubstrate(service, observer=lambda name, kind, event: _tell(steps, name, kind, event))
+    async with steps:
+        try:
+            async with substrate:
+                _check_ports(address)
+                url = await _started(substrate, service, address=address, cache=cache, steps=steps)
+                state = substrate.run.read_state()
+                grpc = state.grpc if state else None
+                try:
+                    yield Endpoint(service.name, service.spec.model.name, url, grpc, substrate)
+                finally:
+                    steps.begin("stop", "stopping everything")
+        finally:
+            steps.done("stop", "everything has stopped")
+
+
+def run_until_signalled(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end, or until SIGINT, SIGTERM or SIGHUP cancels it; a second one ends the cleaning up by force.
+
+    Returns:
+        What it returned, or 128 plus the signal's number.
+    """
+    received: list[int] = []
+    logs.configure()
+
+    async def guarded() -> int:
+        task = asyncio.ensure_future(work)
+        with _handled(task, received):
+            try:
+                return await task
+            except asyncio.CancelledError:
+                return 128 + received[0] if received else 1
+
+    return asyncio.run(guarded())
+
+
+@contextlib.contextmanager
+def _handled(task: asyncio.Future[int], received: list[int]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def notice(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, notice, number)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _check_ports(address: RouterAddress) -> None:
+    for port, option in ((address.port, "--port"), (address.grpc_port, "--grpc-port")):
+        if reason := ports.refusal(address.host, port, option=option):
+            raise RefusedError(reason)
+
+
+async def _started(
+    substrate: ProcessSubstrate, service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
+) -> str:
+    if service.spec.router.replicas > 1:
+        steps.say(f"spec.router.replicas is {service.spec.router.replicas}; on one machine one router is started")
+    url = await _unless_one_fails(substrate, _start(substrate, service, address=address, cache=cache, steps=steps))
+    substrate.run.update(phase="Serving")
+    return url
+
+
+async def _start(
+    substrate: ProcessSubstrate, service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
+) -> str:
+    # Preloading the engine's code takes longest, so it begins before the model is there.
+    substrate.preload()
+    steps.begin("zygote", "loading the engine's code")
+    steps.begin("model", f"making {service.spec.model.uri} available")
+    await substrate.resolve_model(cache)
+    steps.done("model", "available")
+    counts = {Role.PREFILL: service.spec.prefill.min_replicas, Role.DECODE: service.spec.decode.min_replicas}
+    ids = [await substrate.start(role) for role, count in counts.items() for _ in range(count)]
+    waits = [_serving(substrate, instance, steps) for instance in ids]
+    url, *_ = await asyncio.gather(_router(substrate, address, steps), *waits)
+    await _ready(str(url))
+    return str(url)
+
+
+async def _serving(substrate: ProcessSubstrate, instance: str, steps: Steps) -> None:
+    steps.begin(instance, "starting")
+    await substrate.serving(instance)
+    steps.done(instance, "serving")
+
+
+async def _router(substrate: ProcessSubstrate, address: RouterAddress, steps: Steps) -> str:
+    steps.begin("router", "starting")
+    url = await substrate.start_router(address)
+    steps.done("router", f"listening on {url}")
+    return url
+
+
+async def _ready(url: str) -> None:
+    """Wait until the router has heard of the instances, so that the first request is not refused."""
+    import httpx2  # noqa: PLC0415 - its import takes long, and the engines start meanwhile
+
+    async with httpx2.AsyncClient(timeout=_READY_SECONDS, trust_env=False) as client:
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                while not (await client.get(f"{url}/readyz")).is_success:
+                    await asyncio.sleep(0.05)
+        except (TimeoutError, httpx2.HTTPError) as error:
+            raise SubstrateError(
+                f"the router at {url} is not ready {_READY_SECONDS:.0f} s after the engines"
+            ) from error
+
+
+async def _unless_one_fails(substrate: ProcessSubstrate, work: Coroutine[Any, Any, str]) -> str:
+    """A failed process is what others then fail from, so the first one is told."""
+    started = asyncio.ensure_future(work)
+    failed = asyncio.ensure_future(substrate.failure())
+    try:
+        await asyncio.wait({started, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise failed.result()
+        return started.result()
+    finally:
+        failed.cancel()
+        started.cancel()
+        await asyncio.gather(started, failed, return_exceptions=True)
+
+
+def _tell(steps: Steps, name: str, kind: str, event: dict[str, Any]) -> None:
+    if kind == "zygote" and event["event"] in {"ready", "listening"}:
+        steps.done(name, "the engine's code is loaded")
+    if event["event"] in {"progress", "phase", "loading"} and (text := event.get("message") or event.get("name")):
+        fraction = event.get("fraction")
+        share = f" {fraction:.0%}" if isinstance(fraction, int | float) else ""
+        steps.note("router" if kind == "router" else name, f"{text}{share}")
+
+
+def find_running(name: str | None) -> tuple[list[str], str | None]:
+    """Names of services that are up, and why none of them can be meant.
+
+    Args:
+        name: the wanted one; None takes what is there.
+    """
+    running = [service for service in service_names() if RunDirectory(service).is_owned]
+    if name is None:
+        return running, None if running else "nothing is up on this machine; start it with: kllm up -f FILE"
+    if name in running:
+        return [name], None
+    others = f" (up: {', '.join(running)})" if running else ""
+    return [], f"service {name!r} is not up on this machine{others}; start it with: kllm up -f FILE"

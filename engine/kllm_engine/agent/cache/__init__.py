@@ -1,0 +1,1 @@
+"""What the engine's KV cache holds, told in the fleet's block hashes."""

@@ -1,0 +1,103 @@
+"""`kllm-engine agent`: flags, and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from kllm_core.authentication import read_token_file
+from kllm_core.objectives import Role
+from kllm_engine.agent.exceptions import SettingsError
+from kllm_engine.agent.settings import AgentSettings
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the subcommand."""
+    parser.add_argument("--instance-id", required=True, help="unique in the fleet")
+    parser.add_argument("--service", required=True, help="name of the InferenceService")
+    parser.add_argument("--role", required=True, choices=[role.value for role in Role])
+    parser.add_argument("--model", required=True, help="path of the model")
+    parser.add_argument("--model-name", required=True, help="name that clients use")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port of the agent's gRPC (default %(default)s)")
+    parser.add_argument("--token-file", type=Path, required=True, help="file with the fleet token")
+    parser.add_argument("--run-dir", type=Path, required=True, help="directory for sockets and logs, mode 0700")
+    parser.add_argument("--zygote", type=Path, help="socket of a running zygote; without it the agent starts its own")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens per KV block (default %(default)s)")
+    parser.add_argument("--kv-type", default="Auto", help="data type of the KV cache (default %(default)s)")
+    parser.add_argument("--context-tokens", type=int, help="longest prompt plus output (default: the model's)")
+    parser.add_argument("--engine-args", default="{}", help="JSON object of SGLang flags")
+    parser.add_argument("--http-host", default="127.0.0.1", help="where the engine's HTTP API listens")
+    parser.add_argument("--advertise-host", default="127.0.0.1", help="host by which others reach this instance")
+    parser.add_argument("--drain-seconds", type=float, default=0.0, help="on SIGTERM, time for requests to finish")
+    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds (default %(default)s)")
+    parser.add_argument("--heartbeat-timeout-seconds", type=float, default=3.0, help="default %(default)s")
+    parser.add_argument("--step-timeout-seconds", type=float, default=120.0, help="default %(default)s")
+    parser.add_argument("--park-timeout-seconds", type=float, help="how long prefilled KV waits for a decode instance")
+    parser.add_argument(
+        "--parked-limit-tokens", type=int, help="above it nothing is prefilled without a decode instance"
+    )
+
+
+def settings_of(arguments: argparse.Namespace) -> AgentSettings:
+    """Settings from parsed flags.
+
+    Raises:
+        SettingsError: a flag or the token file is wrong.
+    """
+    try:
+        token = read_token_file(arguments.token_file)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--token-file: {error}") from error
+    return AgentSettings(
+        instance_id=arguments.instance_id,
+        service=arguments.service,
+        role=Role(arguments.role),
+        model=arguments.model,
+        model_name=arguments.model_name,
+        listen=arguments.listen,
+        token=token,
+        run_dir=arguments.run_dir,
+        zygote_socket=arguments.zygote,
+        page_size=arguments.page_size,
+        kv_type=arguments.kv_type,
+        context_tokens=arguments.context_tokens,
+        engine_args=_engine_args(arguments.engine_args),
+        http_host=arguments.http_host,
+        advertise_host=arguments.advertise_host,
+        drain_seconds=arguments.drain_seconds,
+        start_timeout_seconds=arguments.start_timeout,
+        heartbeat_timeout_seconds=arguments.heartbeat_timeout_seconds,
+        step_timeout_seconds=arguments.step_timeout_seconds,
+        park_timeout_seconds=arguments.park_timeout_seconds,
+        parked_limit_tokens=arguments.parked_limit_tokens,
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the agent and return its exit code.
+
+    Raises:
+        SettingsError: a flag or a file is wrong.
+    """
+    # gRPC is imported here only: it starts threads, and `kllm-engine zygote` must stay free of them.
+    from kllm_engine.agent.runtime import Agent, announce_on_stdout  # noqa: PLC0415
+
+    settings = settings_of(arguments)
+
+    async def main() -> int:
+        return await Agent(settings, announce=announce_on_stdout).run()
+
+    return asyncio.run(main())
+
+
+def _engine_args(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"--engine-args is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError("--engine-args must be a JSON object of SGLang flags by name")
+    return value

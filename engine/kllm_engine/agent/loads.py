@@ -1,0 +1,98 @@
+"""The engine's load as the contract tells it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kllm_core.contracts.engine.v1 import engine_pb2
+from kllm_engine.agent.instance import ROLES, STATES, Instance
+from kllm_engine.messages import Load
+
+_ALWAYS = (
+    "running_requests",
+    "queued_requests",
+    "queued_tokens",
+    "queued_uncached_tokens",
+    "parked_requests",
+    "parked_tokens",
+    "kv_used_tokens",
+    "kv_evictable_tokens",
+    "kv_total_tokens",
+    "transferring_requests",
+    "retracted_requests",
+    "max_running_requests",
+    "total_prefill_tokens",
+    "total_decode_tokens",
+    "total_prefill_busy_seconds",
+)
+_UNKNOWN_WHEN_ZERO = (
+    "parked_limit_tokens",
+    "prefill_step_seconds",
+    "decode_step_seconds",
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+)
+OPTIONAL_FIELDS = ("role", "state", *_ALWAYS, *_UNKNOWN_WHEN_ZERO)
+
+
+class LoadBook:
+    """The newest load of the engine.
+
+    Args:
+        clock: seconds; the same clock as the sender's `now`, which is the machine's monotonic one.
+    """
+
+    def __init__(self, instance: Instance, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._instance = instance
+        self._clock = clock
+        self.latest: Load | None = None
+
+    def update(self, load: Load) -> None:
+        """Take a newer load."""
+        before = self.latest
+        self.latest = load
+        if before is None or before.parked_requests != load.parked_requests:
+            self._instance.changes.notify()
+
+    def report(self, sequence: int) -> engine_pb2.LoadReport:
+        """All that is known now."""
+        report = engine_pb2.LoadReport(
+            sequence=sequence,
+            incarnation=self._instance.incarnation,
+            role=ROLES[self._instance.role],
+            state=STATES[self._instance.state],
+        )
+        load = self.latest
+        if load is not None:
+            report.age_seconds = max(0.0, self._clock() - load.now)
+            for name in _ALWAYS:
+                setattr(report, name, getattr(load, name))
+            for name in _UNKNOWN_WHEN_ZERO:
+                value = getattr(load, name)
+                if value:
+                    setattr(report, name, value)
+        return report
+
+    def remaining_requests(self) -> int | None:
+        """Requests that the engine has not finished; None when it has not said yet."""
+        load = self.latest
+        if load is None:
+            return None
+        return (
+            load.running_requests
+            + load.queued_requests
+            + load.parked_requests
+            + load.transferring_requests
+            + load.retracted_requests
+        )
+
+
+def delta(before: engine_pb2.LoadReport, now: engine_pb2.LoadReport) -> engine_pb2.LoadReport:
+    """`now` without the optional fields that are as in `before`."""
+    smaller = engine_pb2.LoadReport()
+    smaller.CopyFrom(now)
+    for name in OPTIONAL_FIELDS:
+        if now.HasField(name) and before.HasField(name) and getattr(now, name) == getattr(before, name):
+            smaller.ClearField(name)
+    return smaller

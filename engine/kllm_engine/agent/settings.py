@@ -1,0 +1,102 @@
+"""What one agent was told to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kllm_core.objectives import Role
+from kllm_engine.agent.exceptions import SettingsError
+
+_SOCKET_PATH_BYTES = 107
+"""Longest path that a Unix socket can be bound to on Linux."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """One agent and its engine.
+
+    Attributes:
+        instance_id: unique in the fleet.
+        model: path of the model.
+        model_name: name that clients use.
+        listen: host:port of the agent's gRPC server; port 0 takes a free one.
+        token: fleet token; guards gRPC and the engine's HTTP API.
+        zygote_socket: of a zygote that runs already; None starts one of the agent's own.
+        run_dir: directory for sockets and logs, readable by the owner only.
+        page_size: tokens per KV block; prefill and decode of a service agree on it.
+        kv_type: data type of the KV cache, or Auto.
+        context_tokens: longest prompt plus output; None leaves it to the model.
+        engine_args: SGLang's flags by name, which override kLLM's own.
+        http_host: where the engine's HTTP API listens.
+        advertise_host: host by which routers and other engines reach this one.
+        drain_seconds: on SIGTERM, time for running requests to finish.
+        start_timeout_seconds: from the start of the agent until the engine serves; then it is given up.
+        heartbeat_timeout_seconds: silence after which the engine is not ready; after twice that it is killed.
+        step_timeout_seconds: an engine step that takes longer while there is work counts as hung.
+        park_timeout_seconds: how long prefilled KV waits for a decode instance; None is the plugin's default.
+        parked_limit_tokens: nothing is prefilled without a decode instance above it; None is the plugin's default.
+    """
+
+    instance_id: str
+    service: str
+    role: Role
+    model: str
+    model_name: str
+    listen: str
+    token: str = field(repr=False)
+    run_dir: Path
+    zygote_socket: Path | None = None
+    page_size: int = 16
+    kv_type: str = "Auto"
+    context_tokens: int | None = None
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    http_host: str = "127.0.0.1"
+    advertise_host: str = "127.0.0.1"
+    drain_seconds: float = 0.0
+    start_timeout_seconds: float = 300.0
+    heartbeat_timeout_seconds: float = 3.0
+    step_timeout_seconds: float = 120.0
+    park_timeout_seconds: float | None = None
+    parked_limit_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("start_timeout_seconds", "heartbeat_timeout_seconds", "step_timeout_seconds"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+        if self.page_size < 1:
+            raise SettingsError(f"--page-size must be at least 1, got {self.page_size}")
+        if self.drain_seconds < 0:
+            raise SettingsError(f"--drain-seconds must not be negative, got {self.drain_seconds}")
+        if "/" in self.instance_id or not self.instance_id:
+            raise SettingsError(f"--instance-id must be a name without slashes, got {self.instance_id!r}")
+        if not self.run_dir.is_dir():
+            raise SettingsError(f"--run-dir {self.run_dir} is not a directory")
+        longest = max(
+            (self.plugin_socket, self.own_zygote_socket, *self.cache_sockets), key=lambda path: len(str(path))
+        )
+        if len(str(longest).encode()) > _SOCKET_PATH_BYTES:
+            raise SettingsError(
+                f"--run-dir is too long: {longest} exceeds the {_SOCKET_PATH_BYTES} bytes of a Unix socket's path"
+            )
+
+    @property
+    def plugin_socket(self) -> Path:
+        """Where the engine's plugin reports."""
+        return self.run_dir / f"{self.instance_id}.plugin.sock"
+
+    @property
+    def own_zygote_socket(self) -> Path:
+        """Where the agent's own zygote listens."""
+        return self.run_dir / f"{self.instance_id}.zygote.sock"
+
+    @property
+    def cache_sockets(self) -> tuple[Path, Path]:
+        """Where the engine publishes its KV events, and where it repeats them."""
+        return self.run_dir / f"{self.instance_id}.kv.sock", self.run_dir / f"{self.instance_id}.replay.sock"
+
+    @property
+    def log_path(self) -> Path:
+        """Log of the engine; the agent itself writes to its stderr."""
+        return self.run_dir / "logs" / f"{self.instance_id}.engine.log"

@@ -1,0 +1,199 @@
+"""Starts one engine, watches it, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import structlog
+
+from kllm_core.fleet import InstanceState
+from kllm_engine.agent.exceptions import DeadError, EngineError
+from kllm_engine.agent.instance import Instance
+from kllm_engine.agent.launch import Launch
+from kllm_engine.agent.loads import LoadBook
+from kllm_engine.agent.logtail import EngineLog
+from kllm_engine.agent.processes import Process, inspect, members
+from kllm_engine.agent.readiness import is_ready
+from kllm_engine.agent.reports import PluginReports
+from kllm_engine.agent.settings import AgentSettings
+from kllm_engine.agent.starter import StartedEngine, Starter, exit_words
+from kllm_engine.agent.watchdog import Health, Limits, Observation, Verdict, judge
+from kllm_engine.start.client import ForkedServer
+
+_TICK_SECONDS = 0.25
+_HTTP_CHECK_SECONDS = 5.0
+_HTTP_TIMEOUT_SECONDS = 5.0
+_EXIT_SECONDS = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Supervisor:
+    """One engine's life.
+
+    Args:
+        settings: what to run.
+        launch: how to run it.
+        instance: told of each state.
+        reports: what the engine's plugin says.
+        loads: says whether the engine has work.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        launch: Launch,
+        instance: Instance,
+        reports: PluginReports,
+        loads: LoadBook,
+    ) -> None:
+        self._settings = settings
+        self._launch = launch
+        self._instance = instance
+        self._reports = reports
+        self._loads = loads
+        self._log = EngineLog(settings.log_path, settings.token)
+        self._limits = Limits(heartbeat=settings.heartbeat_timeout_seconds, step=settings.step_timeout_seconds)
+        self._starter = Starter(settings, launch=launch, instance=instance, reports=reports)
+        self._parts: list[Process] = []
+        self._stopped_since: float | None = None
+        self._http_seen = 0.0
+
+    async def run(self, on_serving: Callable[[StartedEngine], None]) -> None:
+        """Start the engine and watch it until cancelled. Nothing of it is left when this ends.
+
+        Args:
+            on_serving: called once, when the instance serves.
+
+        Raises:
+            EngineError: it did not start, was refused, died or hung.
+        """
+        try:
+            started = await self._starter.run()
+            server = self._starter.server
+            if server is None:
+                raise DeadError("the engine is gone")
+            self._serve(server, started)
+            on_serving(started)
+            await self._watch_all(server)
+        except EngineError as error:
+            self._instance.move(InstanceState.FAILED, str(error))
+            raise
+        finally:
+            await asyncio.shield(self._end())
+
+    def _serve(self, server: ForkedServer, started: StartedEngine) -> None:
+        self._parts = [part for part in members(server.pid) if part.pid == server.pid or part.is_engine_part]
+        self._http_seen = time.monotonic()
+        self._instance.facts = started.facts
+        self._instance.phases = started.phases
+        self._instance.move(InstanceState.SERVING, "")
+
+    async def _watch_all(self, server: ForkedServer) -> None:
+        watchers = [
+            asyncio.create_task(self._watch_exit(server)),
+            asyncio.create_task(self._watch_health()),
+            asyncio.create_task(self._watch_http()),
+        ]
+        try:
+            done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
+            for watcher in done:
+                watcher.result()
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+
+    async def _watch_exit(self, server: ForkedServer) -> None:
+        status = await server.wait_exit()
+        raise self._dead(f"the engine ended, {exit_words(status)}")
+
+    async def _watch_health(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            verdict = judge(self._observe(), self._limits)
+            if verdict.health is Health.HUNG:
+                raise self._dead(f"the engine hangs: {verdict.message}")
+            self._follow(verdict)
+
+    def _follow(self, verdict: Verdict) -> None:
+        """Withdraw a suspect engine, and bring it back when it is well again. A draining one stays so."""
+        if verdict.health is Health.SUSPECT and self._instance.state is InstanceState.SERVING:
+            self._instance.move(InstanceState.STARTING, f"not responding: {verdict.message}")
+        elif verdict.health is Health.WELL and self._instance.state is InstanceState.STARTING:
+            self._instance.move(InstanceState.SERVING, "")
+
+    def _observe(self) -> Observation:
+        now = time.monotonic()
+        stopped = self._stopped_part()
+        if stopped is None:
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        return Observation(
+            heartbeat_age=self._reports.heartbeat_age(),
+            loop_age=self._reports.loop_age(),
+            http_age=now - self._http_seen,
+            has_work=bool(self._loads.remaining_requests()),
+            stopped_process=None if stopped is None else str(stopped),
+            stopped_seconds=0.0 if self._stopped_since is None else now - self._stopped_since,
+        )
+
+    def _stopped_part(self) -> Process | None:
+        """A part that is stopped by a signal.
+
+        Raises:
+            DeadError: a part has ended; the engine's own watch of its children may not notice for long.
+        """
+        for part in self._parts:
+            now = inspect(part.pid)
+            if now is None or now.state == "Z":
+                raise self._dead(f"the engine's {part} has ended")
+            if now.state == "T":
+                return now
+        return None
+
+    async def _watch_http(self) -> None:
+        while True:
+            await asyncio.sleep(_HTTP_CHECK_SECONDS)
+            if await is_ready(
+                self._launch.local_host,
+                self._launch.ports.http,
+                token=self._settings.token,
+                timeout_seconds=_HTTP_TIMEOUT_SECONDS,
+            ):
+                self._http_seen = time.monotonic()
+
+    async def _end(self) -> None:
+        """Kill the engine's process group and wait until it is gone."""
+        server, zygote = self._starter.server, self._starter.zygote
+        if server is not None:
+            await server.kill()
+            try:
+                async with asyncio.timeout(_EXIT_SECONDS):
+                    await server.wait_exit()
+            except TimeoutError:
+                _log.warning("the zygote did not confirm the engine's end", pid=server.pid)
+            _kill_remains(server.pid)
+            await server.close()
+        if zygote is not None:
+            await zygote.stop()
+
+    def _dead(self, message: str) -> DeadError:
+        return DeadError(self._log.under(message))
+
+
+def _kill_remains(group: int) -> None:
+    """Kill what is left of a group whose leader is gone; a zygote that died cannot do it."""
+    remains = members(group)
+    for process in remains:
+        _log.warning("killing a process that outlived its engine", process=str(process))
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue

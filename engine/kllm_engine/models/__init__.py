@@ -1,0 +1,1 @@
+"""Making a model available as a local folder; nothing here imports torch."""

@@ -1,0 +1,1 @@
+"""SGLang as kLLM's engine: its arguments, and the plugin that runs inside its scheduler."""

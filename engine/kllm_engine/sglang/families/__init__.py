@@ -1,0 +1,1 @@
+"""Model families that SGLang finds without importing all of its model files."""

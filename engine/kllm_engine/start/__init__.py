@@ -1,0 +1,1 @@
+"""Starting engines fast: SGLang is imported once, and servers are forked from that process."""

@@ -1,0 +1,95 @@
+"""What the zygote imports once, and what a forked server then runs."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from kllm_engine.sglang.arguments import detect_device, import_environment
+
+_MODULES = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.disaggregation.prefill",
+    "sglang.srt.disaggregation.decode",
+    "sglang.srt.models.registry",
+    "sglang.srt.plugins",
+    "sglang.srt.server_args",
+    "xgrammar",
+)
+_MODULES_IF_INSTALLED = ("sglang.srt.disaggregation.mooncake.conn",)
+
+
+class Recipe(Protocol):
+    """How a zygote prepares and what its children do."""
+
+    def prepare(self) -> None:
+        """Import what all servers need; runs once, in the zygote, before the first fork."""
+        ...
+
+    def run(self, arguments: list[str]) -> None:
+        """Be a server; runs in a forked child until the server ends."""
+        ...
+
+
+class SglangRecipe:
+    """SGLang servers on this machine's device."""
+
+    def prepare(self) -> None:
+        """Import SGLang with everything that a server of either role uses.
+
+        Raises:
+            RuntimeError: an import has initialised CUDA, which a forked child could then not use.
+        """
+        device = detect_device()
+        # Imports read these: OpenMP sizes its pool and SGLang chooses its code paths at import time.
+        for name, value in import_environment(device).items():
+            os.environ.setdefault(name, value)
+        if device == "cpu":
+            stubs = str(Path(__file__).parent.parent / "cpu" / "stubs")
+            if stubs not in sys.path:
+                sys.path.insert(0, stubs)
+        # Imports allocate much and free little: the collector would take a third of their time.
+        gc.disable()
+        for module in _MODULES:
+            importlib.import_module(module)
+        for module in _MODULES_IF_INSTALLED:
+            if importlib.util.find_spec(module) is not None:
+                importlib.import_module(module)
+        _always_fork()
+        # What lives now is never looked at again, so that its pages stay shared with the children.
+        gc.freeze()
+        gc.enable()
+        _refuse_touched_accelerator()
+
+    def run(self, arguments: list[str]) -> None:
+        """Run one SGLang HTTP server with its scheduler and detokeniser processes."""
+        # With a CLI the plugins are loaded before its arguments are parsed, since they may add some.
+        importlib.import_module("sglang.srt.plugins").load_plugins()
+        server_arguments = importlib.import_module("sglang.srt.server_args").prepare_server_args(arguments)
+        importlib.import_module("sglang.launch_server").run_server(server_arguments)
+
+
+def _always_fork() -> None:
+    """SGLang asks for `spawn`, which would import everything again in each of its processes."""
+    original = multiprocessing.set_start_method
+
+    def set_start_method(_method: str | None = None, force: bool = False) -> None:  # noqa: ARG001
+        original("fork", force=True)
+
+    module: Any = multiprocessing
+    module.set_start_method = set_start_method
+    original("fork", force=True)
+
+
+def _refuse_touched_accelerator() -> None:
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_initialized() or torch._C._cuda_isInBadFork():
+        raise RuntimeError("an import has initialised CUDA: forked servers could not use the GPU")

@@ -1,0 +1,145 @@
+"""Command line of `kllm-router`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kllm_core.authentication import read_token_file
+from kllm_core.objectives import Binding
+from kllm_router.settings import HttpLimits, Settings, Timeouts
+
+
+class ArgumentError(ValueError):
+    """An argument, or a file that it names, cannot be used."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the router was started with.
+
+    Attributes:
+        grpc_listen: None without gRPC.
+        context_tokens: None takes what instances and model say.
+        parent_pid: whom to end with; None without.
+    """
+
+    listen: tuple[str, int]
+    grpc_listen: tuple[str, int] | None
+    fleet: Path
+    token: str
+    model_name: str
+    tokenizer: Path
+    context_tokens: int | None
+    page_size: int
+    binding: Binding
+    api_keys: frozenset[str]
+    parent_pid: int | None
+    drain_seconds: float
+    log_level: str
+    settings: Settings
+
+
+def parse(argv: Sequence[str] | None = None) -> Arguments:
+    """Read the command line and the secret files that it names.
+
+    Raises:
+        ArgumentError: a file cannot be used.
+        SystemExit: with 2, the command line is wrong.
+    """
+    given = _parser().parse_args(argv)
+    timeouts = Timeouts(
+        connect=given.connect_seconds,
+        prefill=given.prefill_seconds,
+        first_token=given.first_token_seconds,
+        stall=given.stall_seconds,
+        total=given.total_seconds,
+    )
+    http = HttpLimits(body_bytes=given.max_body_bytes, connections=given.max_connections)
+    try:
+        token = read_token_file(given.token_file)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"--token-file: {error}") from error
+    return Arguments(
+        listen=given.listen,
+        grpc_listen=given.grpc_listen,
+        fleet=given.fleet,
+        token=token,
+        model_name=given.model_name,
+        tokenizer=given.tokenizer,
+        context_tokens=given.context_tokens,
+        page_size=given.page_size,
+        binding=given.binding,
+        api_keys=_read_keys(given.api_key_file),
+        parent_pid=given.parent_pid,
+        drain_seconds=given.drain_seconds,
+        log_level=given.log_level,
+        settings=Settings(http=http, timeouts=timeouts),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults, http = Timeouts(), HttpLimits()
+    parser = argparse.ArgumentParser(prog="kllm-router", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--listen", type=_address, default=("127.0.0.1", 8000), metavar="HOST:PORT", help="HTTP; port 0: any free one")
+    add("--grpc-listen", type=_address, metavar="HOST:PORT", help="gRPC; left out: none")
+    add("--fleet", type=Path, required=True, help="file that lists the instances; watched for changes")
+    add("--token-file", type=Path, required=True, help="file with the fleet token")
+    add("--model-name", required=True, help="name that clients give in `model`")
+    add("--tokenizer", type=Path, required=True, metavar="DIR", help="folder with the model's tokenizer and config")
+    add("--context-tokens", type=_positive, help="longest prompt plus output; default: what instances and model say")
+    add("--page-size", type=_positive, default=16, help="tokens per KV block")
+    add("--binding", type=Binding, choices=list(Binding), default=Binding.LATE, help="when decode is chosen")
+    add(
+        "--api-key-file", type=Path, help="file with the keys that clients may use, one a line; left out: no key needed"
+    )
+    add("--parent-pid", type=int, help="end when this process, the parent, ends")
+    add("--drain-seconds", type=_seconds, default=30.0, help="how long requests may finish after SIGTERM")
+    add("--connect-seconds", type=_seconds, default=defaults.connect, help="to connect to an engine")
+    add("--prefill-seconds", type=_seconds, default=defaults.prefill, help="until a prompt is computed, queue included")
+    add("--first-token-seconds", type=_seconds, default=defaults.first_token, help="from decode asked to first token")
+    add("--stall-seconds", type=_seconds, default=defaults.stall, help="between two parts of a stream")
+    add("--total-seconds", type=_seconds, default=defaults.total, help="for a whole request")
+    add("--max-body-bytes", type=_positive, default=http.body_bytes, help="largest request body")
+    add("--max-connections", type=_positive, default=http.connections, help="most client connections")
+    add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    return parser
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _read_keys(path: Path | None) -> frozenset[str]:
+    if path is None:
+        return frozenset()
+    try:
+        keys = frozenset(line.strip() for line in path.read_text().splitlines() if line.strip())
+    except OSError as error:
+        raise ArgumentError(f"--api-key-file: {error}") from error
+    if not keys:
+        raise ArgumentError(f"--api-key-file: {path} holds no key; leave the flag out to need none")
+    return keys

@@ -1,0 +1,1 @@
+"""Which instances there are and where their agents listen."""

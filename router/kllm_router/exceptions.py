@@ -1,0 +1,40 @@
+"""Errors inside the router. What a client is told is `kllm_router.interfaces.ApiError`.
+
+RouterError
+└── UpstreamError
+    ├── ConnectError          no connection to the engine
+    ├── ConnectionBrokenError the engine closed the connection before its answer was complete
+    ├── StalledError          no byte for longer than allowed
+    ├── ProtocolError         not HTTP/1.1 as the router understands it
+    └── ResponseTooLargeError more bytes than allowed
+"""
+
+from __future__ import annotations
+
+
+class RouterError(Exception):
+    """Any error of the router."""
+
+
+class UpstreamError(RouterError):
+    """An engine could not be asked, or its answer could not be read to its end."""
+
+
+class ConnectError(UpstreamError):
+    """No connection to the engine."""
+
+
+class ConnectionBrokenError(UpstreamError):
+    """The engine closed the connection before its answer was complete."""
+
+
+class StalledError(UpstreamError):
+    """No byte for longer than allowed."""
+
+
+class ProtocolError(UpstreamError):
+    """Not HTTP/1.1 as the router understands it."""
+
+
+class ResponseTooLargeError(UpstreamError):
+    """More bytes than allowed."""

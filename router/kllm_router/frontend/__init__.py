@@ -1,0 +1,1 @@
+"""Where clients come in: OpenAI over HTTP, and gRPC."""

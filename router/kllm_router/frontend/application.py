@@ -1,0 +1,201 @@
+"""The OpenAI API and the router's own pages: what each route answers."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import orjson
+import structlog
+
+from kllm_router.frontend.http import HttpRequest, HttpResponse, Responder
+from kllm_router.interfaces import ApiError
+from kllm_router.metrics import CONTENT_TYPE
+from kllm_router.proxy import errors
+
+if TYPE_CHECKING:
+    from kllm_router.interfaces import FleetView, Preparer
+    from kllm_router.metrics import RouterMetrics
+    from kllm_router.proxy.pairing import Exchange, Pairing
+
+_log = structlog.get_logger(__name__)
+
+_GENERATE = frozenset({"/v1/chat/completions", "/v1/completions"})
+_READ = frozenset({"/v1/models", "/healthz", "/readyz", "/metrics", "/kllm/v1/status"})
+_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Routes that need no API key: probes and scrapers have none."""
+
+_MODELS = "/v1/models/"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+
+
+class RouterApplication:
+    """Answers requests of clients."""
+
+    def __init__(
+        self,
+        *,
+        preparer: Preparer,
+        pairing: Pairing,
+        fleet: FleetView,
+        metrics: RouterMetrics,
+        api_keys: frozenset[str] = frozenset(),
+    ) -> None:
+        self._preparer = preparer
+        self._pairing = pairing
+        self._fleet = fleet
+        self._metrics = metrics
+        self._api_keys = [key.encode() for key in api_keys]
+        self._pages: dict[str, Callable[[], HttpResponse]] = {
+            "/v1/models": self._models,
+            "/healthz": lambda: HttpResponse(200, b'{"status":"ok"}'),
+            "/readyz": self._ready,
+            "/metrics": lambda: HttpResponse(200, self._metrics.text(), CONTENT_TYPE),
+            "/kllm/v1/status": lambda: HttpResponse(200, orjson.dumps(self._fleet.status(), default=str)),
+        }
+
+    # --- see `kllm_router.frontend.connection.Application`
+
+    def admit(self, request: HttpRequest) -> HttpResponse | None:
+        """Refuse by route, method, key and content type, before the body is read."""
+        error = self._objection(request)
+        if error is None:
+            return None
+        self._metrics.answered(_endpoint(request.path), error.status)
+        allow = _allowed(request.path)
+        headers = [("allow", allow)] if error.status == 405 and allow else []
+        return _rendered(error, [*headers, _request_id(request)])
+
+    def refuse(self, error: ApiError) -> HttpResponse:
+        """Answer what is not a request."""
+        self._metrics.answered("invalid", error.status)
+        return _rendered(error, [])
+
+    async def handle(self, request: HttpRequest, responder: Responder) -> None:
+        """Answer an admitted request."""
+        status = 500
+        with self._metrics.inflight.track_inprogress():
+            try:
+                status = await self._answer(request, responder)
+            except ApiError as error:
+                status = error.status
+                responder.send(_rendered(error, [_request_id(request)]))
+            except Exception:  # noqa: BLE001  logged, counted, and told to the client
+                _log.exception("request failed", path=request.path)
+                failure = ApiError(500, "the router failed; its log says why", type=errors.SERVER_ERROR)
+                responder.send(_rendered(failure, [_request_id(request)]))
+            except BaseException:
+                status = 499
+                raise
+            finally:
+                self._metrics.answered(_endpoint(request.path), status)
+
+    # --- inside
+
+    def _objection(self, request: HttpRequest) -> ApiError | None:
+        path = request.path
+        allow = _allowed(path)
+        if not allow:
+            return ApiError(404, f"there is no {path} here", code="not_found")
+        if path not in _OPEN and not self._key_is_valid(request):
+            return ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        if request.method not in allow.split(", "):
+            return ApiError(405, f"{request.method} is not allowed here; {allow} are", code="method_not_allowed")
+        if request.method == "POST":
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json" and not kind.endswith("+json"):
+                return ApiError(415, "the Content-Type must be application/json", code="unsupported_media_type")
+            if request.headers.get("content-encoding", "identity").lower() != "identity":
+                return ApiError(415, "compressed request bodies are not accepted", code="unsupported_media_type")
+        return None
+
+    def _key_is_valid(self, request: HttpRequest) -> bool:
+        if not self._api_keys:
+            return True
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1", "replace")
+        matches = [hmac.compare_digest(given, known) for known in self._api_keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+    async def _answer(self, request: HttpRequest, responder: Responder) -> int:
+        if request.method == "OPTIONS":
+            responder.send(HttpResponse(204, headers=[("allow", _allowed(request.path)), _request_id(request)]))
+            return 204
+        if request.path in _GENERATE:
+            return await self._generate(request, responder)
+        if request.path.startswith(_MODELS):
+            response = self._model(request.path.removeprefix(_MODELS))
+        else:
+            response = self._pages[request.path]()
+        responder.send(response)
+        return response.status
+
+    async def _generate(self, request: HttpRequest, responder: Responder) -> int:
+        prepared = await self._preparer.prepare(request.path, request.body)
+        timing = request.headers.get("x-kllm-timing") == "1"
+        async with self._pairing.open(prepared, arrived=request.arrived, timing=timing) as exchange:
+            headers = [*exchange.headers, _request_id(request)]
+            if not exchange.streaming:
+                responder.send(HttpResponse(200, exchange.body, exchange.content_type, headers))
+                return 200
+            return await self._stream(exchange, responder, headers)
+
+    async def _stream(self, exchange: Exchange, responder: Responder, headers: list[tuple[str, str]]) -> int:
+        responder.on_pause = exchange.pause
+        responder.on_resume = exchange.resume
+        responder.begin("text/event-stream; charset=utf-8", [*_STREAM_HEADERS, *headers])
+        error = await exchange.relay(responder.write)
+        if error is not None:
+            responder.write(errors.error_event(error))
+            responder.keep_alive = False
+        responder.end()
+        return 200 if error is None else error.status
+
+    def _models(self) -> HttpResponse:
+        return HttpResponse(200, orjson.dumps({"object": "list", "data": self._preparer.models()}))
+
+    def _model(self, name: str) -> HttpResponse:
+        for model in self._preparer.models():
+            if model.get("id") == name:
+                return HttpResponse(200, orjson.dumps(model))
+        raise ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
+
+    def _ready(self) -> HttpResponse:
+        if self._fleet.ready:
+            return HttpResponse(200, b'{"status":"ready"}')
+        raise errors.unavailable("no prefill and decode instance take requests yet", code="not_ready")
+
+
+def _allowed(path: str) -> str:
+    if path in _GENERATE:
+        return "POST, OPTIONS"
+    if path in _READ or path.startswith(_MODELS):
+        return "GET, HEAD, OPTIONS"
+    return ""
+
+
+def _endpoint(path: str) -> str:
+    """The route as a metric label: one of a fixed set."""
+    if path in _GENERATE or path in _READ:
+        return path
+    return "/v1/models/{id}" if path.startswith(_MODELS) else "other"
+
+
+def _request_id(request: HttpRequest) -> tuple[str, str]:
+    given = request.headers.get("x-request-id", "")
+    if not _REQUEST_ID.fullmatch(given):
+        # Written back, so that every use of this request names the same id.
+        given = request.headers["x-request-id"] = secrets.token_hex(16)
+    return "x-request-id", given
+
+
+def _rendered(error: ApiError, headers: list[tuple[str, str]]) -> HttpResponse:
+    if error.retry_after is not None:
+        headers = [*headers, ("retry-after", str(max(1, round(error.retry_after))))]
+    if error.status == 401:
+        headers = [*headers, ("www-authenticate", "Bearer")]
+    return HttpResponse(error.status, orjson.dumps(error.body()), headers=headers)

@@ -1,0 +1,151 @@
+"""`kllm-router`: the OpenAI and gRPC frontend of one service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import orjson
+import structlog
+import uvloop
+
+from kllm_core.lifetime import die_with_parent
+from kllm_router import arguments as command_line
+from kllm_router.arguments import ArgumentError, Arguments
+from kllm_router.discovery.file import watch_fleet_file
+from kllm_router.frontend.application import RouterApplication
+from kllm_router.frontend.http_server import HttpServer
+from kllm_router.frontend.openai import OpenAiPreparer
+from kllm_router.frontend.tokenizer import ModelFilesError
+from kllm_router.limits import RequestLimits
+from kllm_router.logs import configure_logs
+from kllm_router.metrics import RouterMetrics
+from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
+from kllm_router.proxy.pairing import Pairing
+from kllm_router.proxy.upstream import EngineClient
+
+_BAD_CONFIGURATION = 2
+
+_log = structlog.get_logger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the router; exits with 0 after SIGTERM, 2 when it cannot be started as asked, 1 when it broke."""
+    # Until the loop has its own handlers, being told to stop is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        arguments = command_line.parse(argv)
+        if arguments.parent_pid is not None:
+            die_with_parent(arguments.parent_pid)
+        configure_logs(getattr(logging, arguments.log_level.upper()))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(run(arguments))
+    except (ArgumentError, ModelFilesError) as error:
+        print(f"kllm-router: {error}", file=sys.stderr)  # noqa: T201  logs may not be set up yet
+        sys.exit(_BAD_CONFIGURATION)
+    sys.exit(code)
+
+
+async def run(arguments: Arguments) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ArgumentError: an address cannot be had.
+        ModelFilesError: the tokenizer's folder cannot be used.
+    """
+    router = Router(arguments)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        event = await router.start()
+        print(orjson.dumps(event).decode(), flush=True)  # noqa: T201  read by the process that started this one
+        return await router.serve(stop)
+    finally:
+        await router.close()
+
+
+class Router:
+    """All parts of one router, wired."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        settings = arguments.settings
+        self._arguments = arguments
+        self.metrics = RouterMetrics()
+        self.fleet = AgentFleetView(token=arguments.token, settings=FleetViewSettings(binding=arguments.binding))
+        self.client = EngineClient(settings, token=arguments.token)
+        self.pairing = Pairing(self.fleet, self.client, settings, self.metrics)
+        self.preparer = OpenAiPreparer.load(
+            arguments.tokenizer, arguments.model_name, limits=self._limits, created=int(time.time())
+        )
+        application = RouterApplication(
+            preparer=self.preparer,
+            pairing=self.pairing,
+            fleet=self.fleet,
+            metrics=self.metrics,
+            api_keys=arguments.api_keys,
+        )
+        self.http = HttpServer(application, settings, on_sweep=self.client.sweep)
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> dict[str, str]:
+        """Listen and follow the fleet.
+
+        Returns:
+            The event that says where it listens.
+
+        Raises:
+            ArgumentError: an address cannot be had.
+        """
+        arguments = self._arguments
+        self._following = asyncio.create_task(self.fleet.run(watch_fleet_file(arguments.fleet)))
+        try:
+            host, port = await self.http.start(*arguments.listen)
+        except OSError as error:
+            raise ArgumentError(f"--listen {_written(*arguments.listen)}: {error.strerror or error}") from error
+        return {"event": "listening", "http": _written(host, port)}
+
+    async def serve(self, stop: asyncio.Event) -> int:
+        """Serve until `stop`; give the exit code."""
+        following = self._following
+        if following is None:
+            raise RuntimeError("start the router before it serves")
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            stopping.cancel()
+            _log.error("the fleet is no longer followed", error=repr(following.exception()))
+            return 1
+        _log.info("stopping", drain_seconds=self._arguments.drain_seconds)
+        if not await self.http.close(drain_seconds=self._arguments.drain_seconds):
+            _log.warning("requests were cut at the end of the drain")
+        return 0
+
+    async def close(self) -> None:
+        """Free engines, then close everything."""
+        await self.http.close(drain_seconds=0)
+        await self.pairing.close()
+        await self.client.close()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        self.preparer.close()
+
+    def _limits(self) -> RequestLimits:
+        told = self.fleet.limits()
+        wished = self._arguments.context_tokens
+        known = [tokens for tokens in (wished, told.context_tokens) if tokens is not None]
+        return RequestLimits(min(known, default=None), told.kv_tokens)
+
+
+def _written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Metrics of the router's data plane. Names are part of its contract with dashboards and alerts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kllm_core.metrics import LATENCY_BOUNDS_SECONDS, ROUTER_PREFIX
+
+if TYPE_CHECKING:
+    from kllm_core.objectives import Role
+    from kllm_router.interfaces import RequestSummary
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class RouterMetrics:
+    """All metrics, in one registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Answered requests.", "endpoint", "code")
+        self._errors = self._counter(
+            "request_errors", "Requests that failed, by the stage they were in.", "stage", "code"
+        )
+        self._aborts = self._counter("aborts", "Abort calls to engines.", "role", "outcome")
+        self._tokens = self._counter("tokens", "Tokens of finished requests: prompt, cached, completion.", "kind")
+        self.inflight = Gauge(f"{ROUTER_PREFIX}_inflight_requests", "Requests in work.", registry=self.registry)
+        self.connections = Gauge(f"{ROUTER_PREFIX}_client_connections", "Open connections.", registry=self.registry)
+        self._stages = {
+            name: Histogram(
+                f"{ROUTER_PREFIX}_request_{name}_seconds", text, buckets=LATENCY_BOUNDS_SECONDS, registry=self.registry
+            )
+            for name, text in (
+                ("ttft", "Arrival until the first byte for the client."),
+                ("tpot", "Mean gap between output tokens after the first."),
+                ("queue", "Arrival until the prefill instance began to compute."),
+                ("prefill", "First prefill step until the KV was complete."),
+                ("bind", "Prefill done until the decode instance was asked."),
+                ("transfer", "Decode instance asked until its first byte."),
+            )
+        }
+
+    def answered(self, endpoint: str, code: int) -> None:
+        """One answer was given to a client."""
+        self._requests.labels(endpoint, str(code)).inc()
+
+    def aborted(self, role: Role, outcome: str) -> None:
+        """One abort call has ended: accepted, refused or failed."""
+        self._aborts.labels(role.value, outcome).inc()
+
+    def request_ended(self, summary: RequestSummary) -> None:
+        """Count a request that was paired, however it ended."""
+        times, usage = summary.times, summary.usage
+        if summary.status != 200:
+            self._errors.labels(summary.stage, str(summary.status)).inc()
+        for name, seconds in (
+            ("ttft", times.first_token),
+            ("tpot", times.per_output_token),
+            ("queue", times.queue),
+            ("prefill", times.prefill),
+            ("bind", times.bind),
+            ("transfer", times.transfer),
+        ):
+            if seconds is not None:
+                self._stages[name].observe(seconds)
+        for kind, tokens in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_tokens),
+            ("completion", usage.completion_tokens),
+        ):
+            if tokens:
+                self._tokens.labels(kind).inc(tokens)
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{ROUTER_PREFIX}_{name}", text, labels, registry=self.registry)

@@ -1,0 +1,194 @@
+"""Follows one instance's agent: its facts, load, requests and cache, over and over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
+
+_CALL_SECONDS = 2.0
+_NOT_STARTED_SECONDS = 0.25
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # Each session's connection is its own: a shared one would keep the back-off of those that failed.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.enable_retries", 0),
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class AgentListener(Protocol):
+    """Who is told. No call may wait or raise."""
+
+    def on_facts(self, instance_id: str, facts: engine_pb2.Instance) -> None:
+        """Facts of the present incarnation; a session or a new incarnation begins with them."""
+
+    def on_not_started(self, instance_id: str, message: str) -> None:
+        """The agent is there, and has no server yet."""
+
+    def on_load(self, instance_id: str, report: engine_pb2.LoadReport) -> None:
+        """A load report."""
+
+    def on_request(self, instance_id: str, event: engine_pb2.RequestEvent) -> None:
+        """A milestone of one request."""
+
+    def on_cache(self, instance_id: str, update: engine_pb2.CacheUpdate) -> None:
+        """A change of the cache."""
+
+    def on_disconnected(self, instance_id: str, reason: str, *, refused: bool) -> None:
+        """The session is over; `refused` when not even its first call was answered."""
+
+
+def backoff(rng: random.Random, *, first_seconds: float = 0.05, most_seconds: float = 2.0) -> Iterator[float]:
+    """Pauses that double up to a bound; each is drawn between half of it and all of it."""
+    pause = first_seconds
+    while True:
+        yield pause * rng.uniform(0.5, 1.0)
+        pause = min(pause * 2, most_seconds)
+
+
+class AgentClient:
+    """Sessions with one agent, until `run` is cancelled.
+
+    Args:
+        address: host:port of the agent.
+        token: fleet token.
+        load_interval_seconds: how often the agent reports; three silent ones and half a second end the session.
+        rng: for the back-off.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        address: str,
+        *,
+        token: str,
+        listener: AgentListener,
+        rng: random.Random,
+        load_interval_seconds: float = 0.1,
+    ) -> None:
+        self._id = instance_id
+        self._address = address
+        self._metadata = ((METADATA_KEY, bearer(token)),)
+        self._listener = listener
+        self._rng = rng
+        self._interval = load_interval_seconds
+        self._silence_seconds = max(2.0, 3 * load_interval_seconds + 0.5)
+        self._answered = False
+        self._incarnation = 0
+        self._cache_incarnation = 0
+        self._cache_next = 0
+
+    async def run(self) -> None:
+        """Follow the agent for ever."""
+        pauses = backoff(self._rng)
+        while True:
+            self._answered = False
+            try:
+                await self._session()
+                reason = "the agent ended a stream"
+            except* (grpc.aio.AioRpcError, TimeoutError, OSError, _Gone) as group:
+                reason = _said(group)
+            self._listener.on_disconnected(self._id, reason, refused=not self._answered)
+            if self._answered:
+                pauses = backoff(self._rng)
+            await asyncio.sleep(next(pauses))
+
+    async def _session(self) -> None:
+        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+            stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
+            await self._learn_facts(stub)
+            async with asyncio.TaskGroup() as streams:
+                streams.create_task(self._follow_load(stub))
+                streams.create_task(self._follow_requests(stub))
+                streams.create_task(self._follow_cache(stub))
+
+    async def _learn_facts(self, stub: Any) -> None:
+        while True:
+            try:
+                facts = await stub.GetInstance(
+                    engine_pb2.GetInstanceRequest(), metadata=self._metadata, timeout=_CALL_SECONDS
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                self._answered = True
+                self._listener.on_not_started(self._id, error.details() or "")
+                await asyncio.sleep(_NOT_STARTED_SECONDS)
+                continue
+            self._answered = True
+            self._incarnation = facts.incarnation
+            self._listener.on_facts(self._id, facts)
+            return
+
+    async def _follow_load(self, stub: Any) -> None:
+        request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(self._interval * 1000), deltas=True)
+        call = stub.WatchLoad(request, metadata=self._metadata)
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_seconds):
+                    report = await call.read()
+            except TimeoutError:
+                raise _Gone(f"no load report for {self._silence_seconds:g} seconds") from None
+            if report is grpc.aio.EOF:
+                raise _Gone("the agent ended its load stream")
+            if report.incarnation != self._incarnation:
+                await self._learn_facts(stub)
+            self._listener.on_load(self._id, report)
+
+    async def _follow_requests(self, stub: Any) -> None:
+        call = stub.WatchRequests(engine_pb2.WatchRequestsRequest(), metadata=self._metadata)
+        while (event := await call.read()) is not grpc.aio.EOF:
+            self._listener.on_request(self._id, event)
+        raise _Gone("the agent ended its request stream")
+
+    async def _follow_cache(self, stub: Any) -> None:
+        while True:
+            request = engine_pb2.WatchCacheRequest(incarnation=self._cache_incarnation, from_sequence=self._cache_next)
+            call = stub.WatchCache(request, metadata=self._metadata)
+            while (update := await call.read()) is not grpc.aio.EOF:
+                if not self._continues(update):
+                    # Some of it is missing: begin again with a snapshot.
+                    call.cancel()
+                    self._cache_next = 0
+                    break
+                self._listener.on_cache(self._id, update)
+                self._cache_incarnation = update.incarnation
+                complete = update.WhichOneof("change") != "snapshot" or update.snapshot.last
+                self._cache_next = update.sequence + 1 if complete else 0
+            else:
+                raise _Gone("the agent ended its cache stream")
+
+    def _continues(self, update: engine_pb2.CacheUpdate) -> bool:
+        """Whether nothing is missing before this update. A new server's log begins at 1 with an empty cache."""
+        if update.WhichOneof("change") == "snapshot":
+            return True
+        if update.incarnation != self._cache_incarnation:
+            return bool(update.sequence == 1)
+        return bool(update.sequence == self._cache_next)
+
+
+class _Gone(Exception):  # noqa: N818  it ends a session and is no error of the program
+    """The agent no longer tells anything."""
+
+
+def _said(group: BaseExceptionGroup[BaseException]) -> str:
+    """The first error's words: the others follow from it."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,221 @@
+"""The router's picture of the fleet, kept by agents' streams; choices are made on it by `scheduling`."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from kllm_core.blocks import block_hashes
+from kllm_core.fleet import Fleet
+from kllm_core.objectives import Binding, Role
+from kllm_router.discovery.instances import DiscoveredInstance
+from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, RequestWatch
+from kllm_router.limits import RequestLimits
+from kllm_router.proxy.fleet_book import FleetBook, Follow, agent_follower
+from kllm_router.proxy.record import Record
+from kllm_router.scheduling.admission import AdmissionSettings, admit
+from kllm_router.scheduling.choices import Choice, Refusal, Refused
+from kllm_router.scheduling.decode import DecodeSettings, choose_decode
+from kllm_router.scheduling.prefill import PrefillSettings, choose_prefill
+from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class FleetViewSettings:
+    """How the fleet is seen.
+
+    Attributes:
+        binding: when the decode instance is chosen, where the prefill instance can do it.
+        gone_seconds: an instance whose agent was silent for so long gets nothing more.
+        lost_seconds: after an agent's streams broke, its requests are given up unless it is back by then.
+    """
+
+    binding: Binding = Binding.LATE
+    gone_seconds: float = 5.0
+    lost_seconds: float = 1.0
+    prefill: PrefillSettings = field(default_factory=PrefillSettings)
+    decode: DecodeSettings = field(default_factory=DecodeSettings)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+
+
+class AgentFleetView:
+    """Implements `kllm_router.interfaces.FleetView`. Belongs to one event loop.
+
+    Attributes:
+        book: what is known of the fleet.
+
+    Args:
+        token: fleet token.
+        clock: monotonic seconds.
+        follow: makes the follower of an agent; by default it talks to the agent.
+        transfer_seconds: measured cost of moving KV from a prefill instance, by decode instance.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str,
+        settings: FleetViewSettings | None = None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        follow: Follow | None = None,
+        transfer_seconds: Callable[[Endpoint], Mapping[str, float]] = lambda _: {},
+    ) -> None:
+        self._settings = settings or FleetViewSettings()
+        self._clock = clock
+        if follow is None:
+            follow = agent_follower(token, rng or random.Random())  # noqa: S311  spreads reconnects, guards nothing
+        self.book = FleetBook(follow=follow, lost_seconds=self._settings.lost_seconds, clock=clock)
+        self._transfer_seconds = transfer_seconds
+        self._uncached: dict[str, int] = {}
+        self._rotation = itertools.count()
+
+    # --- FleetView
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one prefill and one decode instance take requests."""
+        now = self._clock()
+        roles = {record.instance.role for record in self._usable(now) if record.instance.takes_requests}
+        return roles == set(Role)
+
+    def choose_prefill(self, request: EngineRequest, *, excluded: frozenset[str] = frozenset()) -> Endpoint:
+        """Pick a prefill instance; see `FleetView`."""
+        now = self._clock()
+        usable = self._usable(now)
+        prefill = [record for record in usable if record.instance.role is Role.PREFILL]
+        matches = self._match(request, prefill)
+        candidates = [record.prefill_candidate(now, matches.get(record.id, NO_MATCH)) for record in prefill]
+        if not excluded:
+            decode = [r.decode_candidate(now) for r in usable if r.instance.role is Role.DECODE]
+            in_flight = self.book.in_flight
+            refusal = admit(candidates, decode, in_flight=in_flight, settings=self._settings.admission)
+            if refusal is not None:
+                raise _error(refusal)
+        endpoint = self._decided(
+            request,
+            choose_prefill(
+                candidates,
+                prompt_tokens=len(request.input_ids),
+                settings=self._settings.prefill,
+                rotation=next(self._rotation),
+                excluded=excluded,
+            ),
+        )
+        record = self.book.records[endpoint.instance_id]
+        cached = matches.get(endpoint.instance_id, NO_MATCH).blocks * record.instance.page_size
+        self._uncached[request.rid] = max(1, len(request.input_ids) - cached)
+        return endpoint
+
+    def choose_decode(
+        self, request: EngineRequest, prefill: Endpoint, *, excluded: frozenset[str] = frozenset()
+    ) -> Endpoint:
+        """Pick a decode instance; see `FleetView`."""
+        now = self._clock()
+        candidates = [r.decode_candidate(now) for r in self._usable(now) if r.instance.role is Role.DECODE]
+        decision = choose_decode(
+            candidates,
+            prompt_tokens=len(request.input_ids),
+            max_new_tokens=request.max_new_tokens,
+            transfer_seconds=self._transfer_seconds(prefill),
+            settings=self._settings.decode,
+            rotation=next(self._rotation),
+            excluded=excluded,
+        )
+        return self._decided(request, decision)
+
+    def binding(self, prefill: Endpoint) -> Binding:
+        """When to choose the decode instance: the wish, cut to what the instance can do."""
+        record = self.book.records.get(prefill.instance_id)
+        able = record.instance.bindings if record is not None else frozenset[Binding]()
+        return self._settings.binding if self._settings.binding in able else Binding.EARLY
+
+    def watch(self, rid: str, prefill: Endpoint) -> AbstractContextManager[RequestWatch]:
+        """Subscribe to the events of a request; see `FleetView`."""
+        return self.book.watch(rid, prefill)
+
+    def started(self, rid: str, endpoint: Endpoint, tokens: int) -> None:
+        """Count a request as in flight; see `FleetView`."""
+        uncached = self._uncached.pop(rid, tokens) if endpoint.role is Role.PREFILL else tokens
+        self.book.enter(rid, endpoint, min(uncached, tokens))
+
+    def finished(self, rid: str, endpoint: Endpoint) -> None:
+        """Take back `started`; see `FleetView`."""
+        self._uncached.pop(rid, None)
+        self.book.leave(rid, endpoint)
+
+    def status(self) -> dict[str, Any]:
+        """Instances with states and loads, for people."""
+        now = self._clock()
+        return {
+            "ready": self.ready,
+            "binding": self._settings.binding.value,
+            "in_flight": self.book.in_flight,
+            "indexed_blocks": self.book.index.blocks,
+            "instances": [record.shown(now, self.book.index.held(record.id)) for record in self.book.ordered],
+        }
+
+    # --- more that is known
+
+    def limits(self) -> RequestLimits:
+        """What one request may take on the instances that serve now."""
+        serving = [record for record in self.book.ordered if record.instance.takes_requests]
+        contexts = [r.instance.context_tokens for r in serving if r.instance.context_tokens]
+        rooms = [r.kv_total_tokens for r in serving if r.instance.role is Role.DECODE and r.kv_total_tokens]
+        return RequestLimits(min(contexts, default=None), max(rooms, default=None))
+
+    def fleet(self) -> Fleet:
+        """All instances as one immutable snapshot."""
+        return Fleet(self._clock(), {record.id: record.instance for record in self.book.ordered})
+
+    async def run(self, discovered: AsyncIterator[list[DiscoveredInstance]]) -> None:
+        """Follow discovery until it ends or this is cancelled."""
+        await self.book.run(discovered)
+
+    # --- inside
+
+    def _usable(self, now: float) -> list[Record]:
+        """Instances with an endpoint whose agents have been heard lately."""
+        oldest = now - self._settings.gone_seconds
+        return [
+            r for r in self.book.ordered if r.endpoint is not None and r.heard_at is not None and r.heard_at >= oldest
+        ]
+
+    def _match(self, request: EngineRequest, records: list[Record]) -> Mapping[str, PrefixMatch]:
+        if not self.book.index.blocks or not records:
+            return {}
+        size = records[0].instance.page_size
+        return self.book.index.match(block_hashes(request.input_ids, size, adapter=request.adapter, salt=request.salt))
+
+    def _decided(self, request: EngineRequest, decision: Choice | Refusal) -> Endpoint:
+        if isinstance(decision, Refusal):
+            _log.info("no instance", rid=request.rid, reason=decision.reason.value, message=decision.message)
+            raise _error(decision)
+        _log.debug("chosen", rid=request.rid, instance=decision.instance_id, reason=decision.reason, decision=decision)
+        endpoint = self.book.records[decision.instance_id].endpoint
+        if endpoint is None:
+            raise RuntimeError(f"{decision.instance_id} was chosen and has no endpoint")
+        return endpoint
+
+
+def _error(refusal: Refusal) -> ApiError:
+    if refusal.reason is Refused.TOO_LARGE:
+        return ApiError(400, refusal.message, code="context_length_exceeded")
+    if refusal.reason is Refused.OVERLOADED:
+        return ApiError(
+            429,
+            refusal.message,
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            retry_after=refusal.retry_after_seconds,
+        )
+    return ApiError(503, refusal.message, type="server_error", code="no_instance", retry_after=1.0)

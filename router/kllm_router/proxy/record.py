@@ -1,0 +1,218 @@
+"""What the router knows of one instance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from kllm_core.contracts.engine.v1 import engine_pb2
+from kllm_core.fleet import EngineLoad, Instance, InstanceState
+from kllm_core.objectives import Binding, Role
+from kllm_router.interfaces import Endpoint
+from kllm_router.scheduling.decode import DecodeCandidate
+from kllm_router.scheduling.prefill import PrefillCandidate
+from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
+
+_ROLES = {engine_pb2.ROLE_PREFILL: Role.PREFILL, engine_pb2.ROLE_DECODE: Role.DECODE}
+_STATES = {
+    engine_pb2.INSTANCE_STATE_SLOT: InstanceState.SLOT,
+    engine_pb2.INSTANCE_STATE_GATED: InstanceState.GATED,
+    engine_pb2.INSTANCE_STATE_STARTING: InstanceState.STARTING,
+    engine_pb2.INSTANCE_STATE_SERVING: InstanceState.SERVING,
+    engine_pb2.INSTANCE_STATE_DRAINING: InstanceState.DRAINING,
+    engine_pb2.INSTANCE_STATE_FAILED: InstanceState.FAILED,
+}
+_BINDINGS = {
+    engine_pb2.BINDING_LATE: Binding.LATE,
+    engine_pb2.BINDING_EARLY: Binding.EARLY,
+    engine_pb2.BINDING_JUST_IN_TIME: Binding.JUST_IN_TIME,
+}
+_LOAD_FIELDS = frozenset(f.name for f in dataclasses.fields(EngineLoad)) - {"age_seconds"}
+
+
+@dataclass
+class _Sent:
+    """A request of this router on the instance."""
+
+    tokens: int
+    at: float
+    reported: bool = False
+
+
+@dataclass
+class Record:
+    """One instance, as its agent last told it, with what this router has sent there since.
+
+    Attributes:
+        taken_at: when the engine's numbers were true, on the router's monotonic clock.
+        heard_at: when its agent last said anything.
+        problem: why there is no word from its agent, for people.
+    """
+
+    instance: Instance
+    agent: str
+    endpoint: Endpoint | None = None
+    taken_at: float | None = None
+    heard_at: float | None = None
+    connected: bool = False
+    problem: str = "not connected yet"
+    message: str = ""
+    model_name: str = ""
+    kv_total_tokens: int | None = None
+    _load_values: dict[str, Any] = field(default_factory=dict)
+    _sent: dict[str, _Sent] = field(default_factory=dict)
+    _unreported: deque[str] = field(default_factory=deque)
+    _unreported_tokens: int = 0
+    _unreported_requests: int = 0
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.instance.id
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this router that it has."""
+        return len(self._sent)
+
+    def learn_facts(self, facts: engine_pb2.Instance) -> bool:
+        """Take over what holds for one incarnation; say whether the incarnation changed."""
+        changed = facts.incarnation != self.instance.incarnation
+        if changed:
+            self._load_values.clear()
+            self.taken_at = None
+        self.message, self.model_name = facts.message, facts.model_name
+        self.kv_total_tokens = facts.kv_total_tokens or None
+        self.endpoint = _endpoint(facts, _ROLES.get(facts.role, self.instance.role))
+        self.instance = dataclasses.replace(
+            self.instance,
+            role=_ROLES.get(facts.role, self.instance.role),
+            state=_STATES.get(facts.state, InstanceState.STARTING),
+            incarnation=facts.incarnation,
+            load=None if changed else self.instance.load,
+            page_size=facts.page_size or self.instance.page_size,
+            context_tokens=facts.context_tokens or None,
+            bindings=frozenset(_BINDINGS[binding] for binding in facts.bindings if binding in _BINDINGS),
+            flippable=facts.flippable,
+        )
+        return changed
+
+    def learn_state(self, state: InstanceState, message: str = "") -> None:
+        """Take over a state that comes without facts."""
+        self.message = message
+        if state is not self.instance.state:
+            self.instance = dataclasses.replace(self.instance, state=state)
+
+    def learn_load(self, report: engine_pb2.LoadReport, now: float) -> None:
+        """Take over a report; fields that it leaves out stay as they were."""
+        state, role = self.instance.state, self.instance.role
+        for descriptor, value in report.ListFields():
+            if descriptor.name in _LOAD_FIELDS:
+                self._load_values[descriptor.name] = value
+        if report.HasField("state"):
+            state = _STATES.get(report.state, state)
+        if report.HasField("role"):
+            role = _ROLES.get(report.role, role)
+        age = max(0.0, report.age_seconds)
+        load = EngineLoad(age_seconds=age, **self._load_values)
+        self.instance = dataclasses.replace(self.instance, state=state, role=role, load=load)
+        self.taken_at = now - age
+        self._report_until(self.taken_at)
+
+    def forget_load(self) -> None:
+        """A new stream begins: what it leaves out is unknown."""
+        self._load_values.clear()
+
+    def send(self, rid: str, tokens: int, now: float) -> None:
+        """A request goes there."""
+        self.finish(rid)
+        self._sent[rid] = _Sent(tokens, now)
+        self._unreported.append(rid)
+        self._unreported_tokens += tokens
+        self._unreported_requests += 1
+
+    def settle(self, rid: str) -> None:
+        """A request's work is done there, or the engine's own numbers contain it."""
+        sent = self._sent.get(rid)
+        if sent is not None and not sent.reported:
+            sent.reported = True
+            self._unreported_tokens -= sent.tokens
+            self._unreported_requests -= 1
+
+    def finish(self, rid: str) -> bool:
+        """A request has left; say whether it was there."""
+        if rid not in self._sent:
+            return False
+        self.settle(rid)
+        del self._sent[rid]
+        return True
+
+    def requests(self) -> list[str]:
+        """Requests of this router that it has."""
+        return list(self._sent)
+
+    def age(self, now: float) -> float | None:
+        """Age of its load."""
+        return None if self.taken_at is None else now - self.taken_at
+
+    def prefill_candidate(self, now: float, match: PrefixMatch = NO_MATCH) -> PrefillCandidate:
+        """It, as a choice of a prefill instance."""
+        return PrefillCandidate(self.instance, self.age(now), match, self._unreported_tokens, len(self._sent))
+
+    def decode_candidate(self, now: float) -> DecodeCandidate:
+        """It, as a choice of a decode instance."""
+        return DecodeCandidate(
+            self.instance, self.age(now), self._unreported_requests, self._unreported_tokens, len(self._sent)
+        )
+
+    def shown(self, now: float, cached_blocks: int) -> dict[str, Any]:
+        """It, for people."""
+        load = self.instance.load
+        known = {k: v for k, v in dataclasses.asdict(load).items() if v is not None} if load is not None else None
+        if known is not None:
+            known["age_seconds"] = round(self.age(now) or 0.0, 3)
+        return {
+            "id": self.id,
+            "role": self.instance.role.value,
+            "state": self.instance.state.value,
+            "message": self.problem or self.message,
+            "connected": self.connected,
+            "agent": self.agent,
+            "http_address": f"{self.endpoint.http_host}:{self.endpoint.http_port}" if self.endpoint else None,
+            "incarnation": f"{self.instance.incarnation:016x}",
+            "bindings": sorted(binding.value for binding in self.instance.bindings),
+            "in_flight": self.in_flight,
+            "cached_blocks": cached_blocks,
+            "load": known,
+        }
+
+    def _report_until(self, taken_at: float) -> None:
+        while self._unreported:
+            rid = self._unreported[0]
+            sent = self._sent.get(rid)
+            if sent is not None and not sent.reported and sent.at >= taken_at:
+                return
+            self._unreported.popleft()
+            self.settle(rid)
+
+
+def new_record(instance_id: str, role: Role, agent: str) -> Record:
+    """A record of an instance that has not told anything yet."""
+    return Record(Instance(instance_id, role, InstanceState.STARTING), agent)
+
+
+def _endpoint(facts: engine_pb2.Instance, role: Role) -> Endpoint | None:
+    host, separator, port = facts.http_address.rpartition(":")
+    if not separator or not port.isdigit():
+        return None
+    return Endpoint(
+        instance_id=facts.instance_id,
+        role=role,
+        http_host=host.strip("[]"),
+        http_port=int(port),
+        bootstrap_host=facts.bootstrap_host,
+        bootstrap_port=facts.bootstrap_port,
+        incarnation=facts.incarnation,
+    )

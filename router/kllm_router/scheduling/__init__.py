@@ -1,0 +1,1 @@
+"""Which prefill and which decode instance serves a request. Pure."""

@@ -1,0 +1,154 @@
+"""A zygote whose servers look like SGLang to an agent: process tree, HTTP readiness and plugin messages, no model.
+
+Engine arguments that it understands besides SGLang's: `fake-hello` (JSON that overrides fields of the hello),
+`fake-exit` (exit status before it is ready), `fake-silent` (no hello ever).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import setproctitle
+
+from kllm_core.lifetime import die_with_parent
+from kllm_engine import messages
+from kllm_engine.start.zygote import serve
+
+
+def control_path(agent_socket: str) -> str:
+    """Where a fake scheduler takes orders."""
+    return agent_socket.replace(".plugin.sock", ".orders.sock")
+
+
+class FakeRecipe:
+    """Servers of this module."""
+
+    def prepare(self) -> None:
+        """Nothing to import."""
+
+    def run(self, arguments: list[str]) -> None:
+        """Be a server."""
+        options = _options(arguments)
+        if "fake-exit" in options:
+            sys.stdout.write("fake engine: no room for weights\n")
+            raise SystemExit(int(options["fake-exit"]))
+        _child("sglang::detokenizer", _sleep_forever)
+        _child("sglang::scheduler", lambda: FakeScheduler(options).run())
+        _serve_http(options)
+
+
+class FakeScheduler:
+    """Says what a plugin says, and does as it is told."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+        self._link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._path = os.environ[messages.AGENT_SOCKET_VARIABLE]
+        self._hung_since: float | None = None
+        self._silent = "fake-silent" in options
+
+    def run(self) -> None:
+        """Take orders until killed."""
+        orders = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        orders.bind(control_path(self._path))
+        self._link.connect(self._path)
+        if not self._silent:
+            self._send(self._hello())
+        threading.Thread(target=self._beat, daemon=True).start()
+        while True:
+            self._obey(json.loads(orders.recv(65536)))
+
+    def _obey(self, order: dict[str, object]) -> None:
+        if order["do"] == "hang":
+            self._hung_since = time.monotonic()
+        elif order["do"] == "silence":
+            self._silent = bool(order["on"])
+        elif order["do"] == "load":
+            self._send(messages.Load(pid=os.getpid(), now=time.monotonic(), role="prefill", **order["fields"]))
+        else:
+            self._send(messages.Request(pid=os.getpid(), now=time.monotonic(), **order["fields"]))
+
+    def _hello(self) -> messages.Hello:
+        fields = {
+            "pid": os.getpid(),
+            "now": time.monotonic(),
+            "engine_version": "0.5.21",
+            "role": self._options["disaggregation-mode"],
+            "page_size": int(self._options["page-size"]),
+            "kv_type": "float32",
+            "optimistic_attempts": 1_000_000,
+            "binding_reason": "",
+            "max_total_num_tokens": 16384,
+            "max_running_requests": 16,
+            "context_tokens": 8192,
+            "parked_limit_tokens": 8192,
+            "hooks_installed": ["Scheduler.event_loop"],
+            "hooks_missing": [],
+            "problems": [],
+        }
+        return messages.Hello(**(fields | json.loads(self._options.get("fake-hello", "{}"))))
+
+    def _beat(self) -> None:
+        loops = 0
+        while True:
+            now = time.monotonic()
+            loops += self._hung_since is None
+            age = 0.0 if self._hung_since is None else now - self._hung_since
+            if not self._silent:
+                self._send(messages.Heartbeat(pid=os.getpid(), now=now, loops=loops, loop_age=age))
+            time.sleep(0.1)
+
+    def _send(self, message: messages.Message) -> None:
+        self._link.send(messages.encode(message))
+
+
+def _options(arguments: list[str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for word, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        if word.startswith("--"):
+            options[word[2:]] = "" if following.startswith("--") else following
+    return options
+
+
+def _child(title: str, body: object) -> None:
+    if os.fork() == 0:
+        try:
+            setproctitle.setproctitle(title)
+            body()
+        finally:
+            os._exit(1)
+
+
+def _sleep_forever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _serve_http(options: dict[str, str]) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == f"Bearer {options['api-key']}"
+            self.send_response(200 if self.path == "/ready" and known else 401)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    ThreadingHTTPServer((options["host"], int(options["port"])), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    given = parser.parse_args()
+    die_with_parent(given.parent_pid)
+    raise SystemExit(serve(given.socket, FakeRecipe()))

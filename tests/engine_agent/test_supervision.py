@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import grpc
+import pytest
+from engine_agent.harness import authorised, until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kllm_core.contracts.engine.v1 import engine_pb2
+
+
+async def _serving(agents, *flags: str, **options):
+    agent = agents("chat-prefill-0")
+    await agent.start(*flags, **options)
+    await agent.event("serving")
+    return agent
+
+
+async def _health(agent) -> int:
+    stub = health_pb2_grpc.HealthStub(agent.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service="kllm.engine.v1.EngineAgent"))).status
+
+
+async def test_an_engine_that_is_fit_serves_and_tells_its_facts(agents) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start()
+    serving = await agent.event("serving")
+    assert [phase["name"] for phase in serving["phases"]] == ["fork", "load", "ready"]
+    assert serving["seconds"] >= 0
+    instance = await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=authorised())
+    assert instance.instance_id == "chat-prefill-0"
+    assert instance.state == engine_pb2.INSTANCE_STATE_SERVING
+    assert instance.role == engine_pb2.ROLE_PREFILL
+    assert instance.kv_total_tokens == 16384
+    assert list(instance.bindings) == [engine_pb2.BINDING_LATE, engine_pb2.BINDING_EARLY]
+    assert instance.incarnation > 0
+    assert instance.http_address.startswith("127.0.0.1:")
+    assert not instance.flippable
+    assert await _health(agent) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_call_without_the_token_is_refused_and_health_is_open(agents) -> None:
+    agent = await _serving(agents)
+    for metadata in ((), (("authorization", "Bearer wrong-token-of-some-length"),)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=metadata)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(), metadata=metadata):
+                pass
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert await _health(agent) == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        ({"hooks_missing": ["Scheduler.run"]}, "hook did not take: Scheduler.run"),
+        ({"max_total_num_tokens": 64}, "max-total-tokens"),
+        ({"engine_version": "0.5.20"}, "0.5.21"),
+        ({"page_size": 1}, "page size is 1, 16 was asked for"),
+        ({"problems": ["the moon is full"]}, "the moon is full"),
+        ({"role": "decode"}, "runs as decode"),
+    ],
+)
+async def test_an_engine_that_fails_its_self_check_is_refused_and_killed(agents, hello, words) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start(engine_args={"fake-hello": json.dumps(hello)})
+    failed = await agent.event("failed")
+    assert words in failed["message"]
+    assert await agent.exit_code() == 1
+    await until(lambda: not agent.engine_processes(), "the refused engine is gone")
+
+
+async def test_an_engine_without_optimistic_prefill_serves_early_only(agents) -> None:
+    hello = {"optimistic_attempts": 0, "binding_reason": "PipelineParallel"}
+    agent = await _serving(agents, engine_args={"fake-hello": json.dumps(hello)})
+    instance = await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=authorised())
+    assert list(instance.bindings) == [engine_pb2.BINDING_EARLY]
+    assert instance.binding_reason == "BindingDegraded: PipelineParallel"
+
+
+async def test_an_engine_that_ends_while_it_starts_is_told_with_its_status_and_log(agents) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start(engine_args={"fake-exit": 3})
+    message = (await agent.event("failed"))["message"]
+    assert "exit status 3" in message
+    assert "no room for weights" in message
+    assert await agent.exit_code() == 1
+
+
+async def test_a_start_that_takes_too_long_is_given_up_naming_the_flag(agents) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start("--start-timeout", "2", engine_args={"fake-silent": True})
+    message = (await agent.event("failed"))["message"]
+    assert "--start-timeout" in message
+    assert "fork" in message
+    assert await agent.exit_code() == 1
+    await until(lambda: not agent.engine_processes(), "the slow engine is gone")
+
+
+async def test_before_the_engine_serves_its_facts_are_a_failed_precondition_and_health_is_not_serving(agents) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start(engine_args={"fake-silent": True})
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=authorised())
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await _health(agent) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("victim", ["sglang::scheduler", "sglang::detokenizer", "main"])
+async def test_a_killed_engine_process_fails_the_instance_and_leaves_nothing(agents, victim) -> None:
+    agent = await _serving(agents)
+    processes = agent.engine_processes()
+    assert len(processes) == 3
+    pid = processes[0].pid if victim == "main" else agent.part(victim).pid
+    os.kill(pid, signal.SIGKILL)
+    message = (await agent.event("failed"))["message"]
+    assert "ended" in message
+    assert await agent.exit_code() == 1
+    await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
+
+
+@pytest.mark.parametrize("victim", ["sglang::scheduler", "sglang::detokenizer", "main"])
+async def test_a_stopped_engine_process_withdraws_the_instance_and_then_the_engine_is_killed(agents, victim) -> None:
+    agent = await _serving(agents)
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=60000), metadata=authorised())
+    first = await watch.read()
+    assert first.state == engine_pb2.INSTANCE_STATE_SERVING
+    pid = agent.engine_processes()[0].pid if victim == "main" else agent.part(victim).pid
+    os.kill(pid, signal.SIGSTOP)
+    message = (await agent.event("failed"))["message"]
+    assert "stopped" in message or "heartbeat" in message
+    assert await agent.exit_code() == 1
+    await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
+
+
+async def test_an_engine_that_falls_silent_for_a_moment_comes_back(agents) -> None:
+    agent = await _serving(agents, "--heartbeat-timeout-seconds", "2")
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+
+    async def state_becomes(wanted: int) -> None:
+        while (await watch.read()).state != wanted:
+            pass
+
+    await state_becomes(engine_pb2.INSTANCE_STATE_SERVING)
+    agent.order(do="silence", on=True)
+    await state_becomes(engine_pb2.INSTANCE_STATE_STARTING)
+    assert await _health(agent) == health_pb2.HealthCheckResponse.NOT_SERVING
+    agent.order(do="silence", on=False)
+    await state_becomes(engine_pb2.INSTANCE_STATE_SERVING)
+    watch.cancel()
+
+
+async def test_a_scheduler_loop_that_stands_still_with_work_is_hung_and_without_work_is_not(agents) -> None:
+    agent = await _serving(agents, "--step-timeout-seconds", "1")
+    agent.order(do="hang")
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=500), metadata=authorised())
+    for _ in range(4):
+        assert (await watch.read()).state == engine_pb2.INSTANCE_STATE_SERVING
+    agent.order(do="load", fields={"running_requests": 1})
+    message = (await agent.event("failed"))["message"]
+    assert "stood still" in message
+    assert await agent.exit_code() == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_an_agent_that_ends_leaves_nothing_of_its_engine(agents, number) -> None:
+    agent = await _serving(agents)
+    assert len(agent.engine_processes()) == 3
+    agent.process.send_signal(number)
+    assert await agent.exit_code() == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+    await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
+
+
+async def test_a_killed_zygote_ends_its_engines_and_their_agents(agents, zygote) -> None:
+    agent = await _serving(agents)
+    zygote.kill()
+    assert "ended" in (await agent.event("failed"))["message"]
+    assert await agent.exit_code() == 1
+    await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
+
+
+async def test_on_sigterm_the_agent_drains_before_it_kills_the_engine(agents) -> None:
+    agent = await _serving(agents, "--drain-seconds", "20")
+    agent.order(do="load", fields={"running_requests": 1})
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=100), metadata=authorised())
+    while (await watch.read()).running_requests != 1:
+        pass
+    agent.process.terminate()
+    while (await watch.read()).state != engine_pb2.INSTANCE_STATE_DRAINING:
+        pass
+    assert agent.process.returncode is None
+    agent.order(do="load", fields={"running_requests": 0})
+    assert await agent.exit_code() == 0
+    watch.cancel()
+
+
+async def test_sigterm_during_the_start_ends_the_agent_with_success(agents) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start(engine_args={"fake-silent": True})
+    await until(agent.engine_processes, "the engine was forked")
+    agent.process.terminate()
+    assert await agent.exit_code() == 0
+    await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
