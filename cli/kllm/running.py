@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from kllm_operator.substrate.programs import RouterAddress
 from kllm_operator.substrate.rundir import RunDirectory, service_names
 
 _READY_SECONDS = 15.0
+_POLL_SECONDS = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -169,15 +171,14 @@ async def _ready(url: str) -> None:
     """Wait until the router has heard of the instances, so that the first request is not refused."""
     import httpx2  # noqa: PLC0415 - its import takes long, and the engines start meanwhile
 
+    deadline = time.monotonic() + _READY_SECONDS
     async with httpx2.AsyncClient(timeout=_READY_SECONDS, trust_env=False) as client:
-        try:
-            async with asyncio.timeout(_READY_SECONDS):
-                while not (await client.get(f"{url}/readyz")).is_success:
-                    await asyncio.sleep(0.05)
-        except (TimeoutError, httpx2.HTTPError) as error:
-            raise SubstrateError(
-                f"the router at {url} is not ready {_READY_SECONDS:.0f} s after the engines"
-            ) from error
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx2.HTTPError):
+                if (await client.get(f"{url}/readyz")).is_success:
+                    return
+            await asyncio.sleep(_POLL_SECONDS)
+    raise SubstrateError(f"the router at {url} is not ready {_READY_SECONDS:.0f} s after the engines")
 
 
 async def _unless_one_fails(substrate: ProcessSubstrate, work: Coroutine[Any, Any, str]) -> str:

@@ -63,9 +63,10 @@ class Steps:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
-            now = time.monotonic()
-            for name, began in list(self._began.items()):
-                self._show_waiting(name, self._notes[name], now - began)
+            waited = {name: time.monotonic() - began for name, began in self._began.items()}
+            for name, seconds in waited.items():
+                if seconds > _HEARTBEAT_SECONDS / 2:
+                    self._show_waiting(name, self._notes[name], seconds)
 
     def _show_begin(self, name: str, text: str) -> None: ...
 

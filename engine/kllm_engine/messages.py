@@ -1,8 +1,8 @@
 """Messages from the scheduler process to the agent: one msgpack map per packet of the agent's SOCK_SEQPACKET socket.
 
-The key `type` tells them apart (hello, heartbeat, load, request). Unknown fields are ignored on decoding, so that agent and
-plugin may be one release apart. All times are seconds; `now` fields are the sender's time.monotonic(), which on Linux
-is the same clock in every process of a machine.
+The key `type` tells them apart (hello, heartbeat, load, request). Unknown fields are ignored on decoding, so that agent
+and plugin may be one release apart. All times are seconds; `now` fields are the sender's time.monotonic(), which on
+Linux is the same clock in every process of a machine.
 """
 
 from __future__ import annotations

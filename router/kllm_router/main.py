@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +21,8 @@ from kllm_router import arguments as command_line
 from kllm_router.arguments import ArgumentError, Arguments
 from kllm_router.discovery.file import watch_fleet_file
 from kllm_router.frontend.application import RouterApplication
+from kllm_router.frontend.grpc_server import GrpcServer
+from kllm_router.frontend.grpc_service import RouterService
 from kllm_router.frontend.http_server import HttpServer
 from kllm_router.frontend.openai import OpenAiPreparer
 from kllm_router.frontend.tokenizer import ModelFilesError
@@ -27,6 +32,7 @@ from kllm_router.metrics import RouterMetrics
 from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
 from kllm_router.proxy.pairing import Pairing
 from kllm_router.proxy.upstream import EngineClient
+from kllm_router.service_levels import ServiceLevels
 
 _BAD_CONFIGURATION = 2
 
@@ -64,6 +70,9 @@ async def run(arguments: Arguments) -> int:
         loop.add_signal_handler(number, stop.set)
     try:
         event = await router.start()
+        # What is loaded by now stays; walking it again and again would only stall streams.
+        gc.collect()
+        gc.freeze()
         print(orjson.dumps(event).decode(), flush=True)  # noqa: T201  read by the process that started this one
         return await router.serve(stop)
     finally:
@@ -91,6 +100,14 @@ class Router:
             api_keys=arguments.api_keys,
         )
         self.http = HttpServer(application, settings, on_sweep=self.client.sweep)
+        self.metrics.connections.set_function(lambda: len(self.http.connections))
+        levels = ServiceLevels(f"{socket.gethostname()}-{os.getpid()}")
+        self.preparer.listeners.append(levels.arrived)
+        self.pairing.listeners.append(levels.ended)
+        service = RouterService(preparer=self.preparer, pairing=self.pairing, api_keys=arguments.api_keys)
+        self._grpc: GrpcServer | None = None
+        if arguments.grpc_listen is not None:
+            self._grpc = GrpcServer(router=service, levels=levels, ready=lambda: self.fleet.ready)
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, str]:
@@ -108,7 +125,15 @@ class Router:
             host, port = await self.http.start(*arguments.listen)
         except OSError as error:
             raise ArgumentError(f"--listen {_written(*arguments.listen)}: {error.strerror or error}") from error
-        return {"event": "listening", "http": _written(host, port)}
+        event = {"event": "listening", "http": _written(host, port)}
+        if self._grpc is not None and arguments.grpc_listen is not None:
+            host = arguments.grpc_listen[0]
+            try:
+                port = await self._grpc.start(_written(*arguments.grpc_listen))
+            except RuntimeError as error:
+                raise ArgumentError(f"--grpc-listen: {error}") from error
+            event["grpc"] = _written(host, port)
+        return event
 
     async def serve(self, stop: asyncio.Event) -> int:
         """Serve until `stop`; give the exit code."""
@@ -121,20 +146,27 @@ class Router:
             stopping.cancel()
             _log.error("the fleet is no longer followed", error=repr(following.exception()))
             return 1
-        _log.info("stopping", drain_seconds=self._arguments.drain_seconds)
-        if not await self.http.close(drain_seconds=self._arguments.drain_seconds):
+        seconds = self._arguments.drain_seconds
+        _log.info("stopping", drain_seconds=seconds)
+        finished, _ = await asyncio.gather(self.http.close(drain_seconds=seconds), self._stop_grpc(seconds))
+        if not finished:
             _log.warning("requests were cut at the end of the drain")
         return 0
 
     async def close(self) -> None:
         """Free engines, then close everything."""
-        await self.http.close(drain_seconds=0)
+        await asyncio.gather(self.http.close(drain_seconds=0), self._stop_grpc(0))
         await self.pairing.close()
         await self.client.close()
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
         self.preparer.close()
+
+    async def _stop_grpc(self, seconds: float) -> None:
+        grpc, self._grpc = self._grpc, None
+        if grpc is not None:
+            await grpc.stop(seconds)
 
     def _limits(self) -> RequestLimits:
         told = self.fleet.limits()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +28,8 @@ class Machine:
         self.folder = folder
         self.runtime = folder / "run"
         self.runtime.mkdir()
+        # Sockets are made in it, and their paths must be short.
+        self.temporary = Path(tempfile.mkdtemp(prefix="kllm-test-"))
         self.manifest = folder / "service.yaml"
         self.manifest.write_text(MANIFEST)
         self.environment = {
@@ -34,7 +38,12 @@ class Machine:
             "XDG_CACHE_HOME": str(folder / "cache"),
             "PYTHONPATH": os.pathsep.join(sys.path),
             "COLUMNS": "200",
+            "TMPDIR": str(self.temporary),
         }
+
+    def close(self) -> None:
+        """Remove what is not in its folder."""
+        shutil.rmtree(self.temporary)
 
     def kllm(self, *arguments: str, text: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""

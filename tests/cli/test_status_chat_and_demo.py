@@ -22,12 +22,15 @@ def served(tmp_path_factory):
         yield machine
         up.signal(signal.SIGTERM)
         assert up.end()[0] == 0
+    machine.close()
 
 
 @pytest.fixture
 def idle(tmp_path):
     """A machine on which nothing is up."""
-    return Machine(tmp_path)
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
 
 
 def test_status_shows_each_instance_with_its_load(served):

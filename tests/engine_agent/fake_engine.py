@@ -53,6 +53,7 @@ class FakeScheduler:
         self._link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._path = os.environ[messages.AGENT_SOCKET_VARIABLE]
         self._hung_since: float | None = None
+        self._load: dict[str, object] | None = None
         self._silent = "fake-silent" in options
 
     def run(self) -> None:
@@ -72,7 +73,7 @@ class FakeScheduler:
         elif order["do"] == "silence":
             self._silent = bool(order["on"])
         elif order["do"] == "load":
-            self._send(messages.Load(pid=os.getpid(), now=time.monotonic(), role="prefill", **order["fields"]))
+            self._load = order["fields"]
         else:
             self._send(messages.Request(pid=os.getpid(), now=time.monotonic(), **order["fields"]))
 
@@ -104,6 +105,8 @@ class FakeScheduler:
             age = 0.0 if self._hung_since is None else now - self._hung_since
             if not self._silent:
                 self._send(messages.Heartbeat(pid=os.getpid(), now=now, loops=loops, loop_age=age))
+            if self._load is not None:
+                self._send(messages.Load(pid=os.getpid(), now=now, role="prefill", **self._load))
             time.sleep(0.1)
 
     def _send(self, message: messages.Message) -> None:

@@ -81,13 +81,12 @@ async def test_drain_takes_nothing_new_and_ends_when_the_engine_is_empty(agents)
     await agent.event("serving")
     agent.order(do="load", fields={"running_requests": 2})
     drain = agent.stub().Drain(engine_pb2.DrainRequest(), metadata=authorised(), timeout=20)
-    assert not (await drain.read()).drained
+    assert (await drain.read()).remaining_requests == 2
     instance = await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=authorised())
     assert instance.state == engine_pb2.INSTANCE_STATE_DRAINING
     agent.order(do="load", fields={"running_requests": 1})
     progress = await drain.read()
-    while progress.remaining_requests != 1:
-        progress = await drain.read()
+    assert progress.remaining_requests == 1
     agent.order(do="load", fields={})
     while not progress.drained:
         progress = await drain.read()
@@ -100,11 +99,11 @@ async def test_a_drain_with_a_deadline_ends_with_what_remains(agents) -> None:
     await agent.start()
     await agent.event("serving")
     agent.order(do="load", fields={"running_requests": 2})
-    drain = agent.stub().Drain(engine_pb2.DrainRequest(deadline_milliseconds=300), metadata=authorised(), timeout=20)
+    drain = agent.stub().Drain(engine_pb2.DrainRequest(deadline_milliseconds=2000), metadata=authorised(), timeout=20)
     last = [progress async for progress in drain][-1]
     assert last.deadline_passed
     assert not last.drained
-    assert last.remaining_requests >= 1
+    assert last.remaining_requests == 2
 
 
 async def test_a_role_switch_is_refused(agents) -> None:

@@ -28,7 +28,7 @@ async def test_an_engine_that_is_fit_serves_and_tells_its_facts(agents) -> None:
     agent = agents("chat-prefill-0")
     await agent.start()
     serving = await agent.event("serving")
-    assert [phase["name"] for phase in serving["phases"]] == ["fork", "load", "ready"]
+    assert [phase["name"] for phase in serving["phases"]] == ["zygote", "fork", "load", "ready"]
     assert serving["seconds"] >= 0
     instance = await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=authorised())
     assert instance.instance_id == "chat-prefill-0"

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from router.fake_engine import hang, stream
+from router.fake_engine import answer, hang, stream
 from router.router_helpers import connected, router, until
 
 BODY = b'{"model":"m","messages":[]}'
@@ -13,8 +13,8 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: applicat
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def error_of(answer) -> dict:
-    error = answer.json["error"]
+def error_of(response) -> dict:
+    error = response.json["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
 
@@ -47,10 +47,10 @@ def error_of(answer) -> dict:
 async def test_an_ambiguous_or_invalid_request_gives_400_and_the_end_of_the_connection(raw):
     async with router() as r, connected(r) as client:
         client.send(raw + b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
-        answer = await client.answer()
-        assert answer.status == 400
-        assert answer.headers["connection"] == "close"
-        assert error_of(answer)["type"] == "invalid_request_error"
+        response = await client.answer()
+        assert response.status == 400
+        assert response.headers["connection"] == "close"
+        assert error_of(response)["type"] == "invalid_request_error"
         assert await client.closed()
         assert r.prefill.calls == []
 
@@ -71,9 +71,9 @@ async def test_an_ambiguous_or_invalid_request_gives_400_and_the_end_of_the_conn
 async def test_a_request_over_a_limit_is_refused(raw, status):
     async with router(body_bytes=1000) as r, connected(r) as client:
         client.send(raw)
-        answer = await client.answer()
-        assert answer.status == status
-        error_of(answer)
+        response = await client.answer()
+        assert response.status == status
+        error_of(response)
         assert await client.closed()
 
 
@@ -104,20 +104,20 @@ async def test_every_route_answers_and_the_connection_lives_on(method, path, sta
     async with router() as r, connected(r) as client:
         for _ in range(2):
             client.request(method, path)
-            answer = await client.answer()
-            assert answer.status == status
-            assert answer.headers["x-request-id"] if status != 200 else True
+            response = await client.answer()
+            assert response.status == status
+            assert response.headers["x-request-id"] if status != 200 else True
             if status == 405:
-                assert method not in answer.headers["allow"]
+                assert method not in response.headers["allow"]
             if status in {404, 405}:
-                error_of(answer)
+                error_of(response)
 
 
 async def test_head_has_the_length_but_no_body():
     async with router() as r, connected(r) as client:
         client.request("HEAD", "/v1/models")
-        answer = await client.answer(without_body=True)
-        assert int(answer.headers["content-length"]) > 0
+        response = await client.answer(without_body=True)
+        assert int(response.headers["content-length"]) > 0
         client.request("GET", "/healthz")
         assert (await client.answer()).json == {"status": "ok"}
 
@@ -159,10 +159,10 @@ async def test_an_api_key_is_needed_where_there_is_one():
     async with router(api_keys=frozenset({"secret-key"})) as r, connected(r) as client:
         for given in ({}, {"authorization": "Bearer other"}, {"authorization": "Basic secret-key"}):
             client.post(headers=given)
-            answer = await client.answer()
-            assert answer.status == 401
-            assert answer.headers["www-authenticate"] == "Bearer"
-            assert error_of(answer)["code"] == "invalid_api_key"
+            response = await client.answer()
+            assert response.status == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert error_of(response)["code"] == "invalid_api_key"
         client.request("GET", "/kllm/v1/status")
         assert (await client.answer()).status == 401
         client.request("GET", "/healthz")
@@ -207,8 +207,8 @@ async def test_pipelined_requests_are_answered_one_after_the_other():
             client.post(stream=True, tag=f"t{number}")
             client.request("GET", "/nowhere")
         for number in range(12):
-            answer = await client.answer()
-            assert f"t{number}".encode() in answer.body
+            response = await client.answer()
+            assert f"t{number}".encode() in response.body
             assert (await client.answer()).status == 404
 
 
@@ -228,16 +228,16 @@ async def test_an_http_1_0_client_gets_a_stream_that_ends_with_the_connection():
         r.decode.script = stream("a")
         head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")
         client.send(head + b'content-length: 15\r\n\r\n{"stream":true}')
-        answer = await client.answer()
-        assert "transfer-encoding" not in answer.headers
-        assert answer.body.endswith(b"data: [DONE]\n\n")
+        response = await client.answer()
+        assert "transfer-encoding" not in response.headers
+        assert response.body.endswith(b"data: [DONE]\n\n")
 
 
 async def test_connection_close_is_honoured():
     async with router() as r, connected(r) as client:
         client.request("GET", "/healthz", headers={"connection": "close"})
-        answer = await client.answer()
-        assert answer.headers["connection"] == "close"
+        response = await client.answer()
+        assert response.headers["connection"] == "close"
         assert await client.closed()
 
 
@@ -321,6 +321,19 @@ async def test_a_client_that_takes_nothing_for_too_long_is_disconnected():
         await client.head()
         await until(lambda: r.decode.aborts)
         await until(lambda: not r.server.connections)
+
+
+async def test_a_slow_client_gets_all_of_an_answer_that_ends_the_connection():
+    whole = "x" * 12_000_000
+    async with router(linger_seconds=0.02) as r, connected(r) as client:
+        r.prefill_when_asked()
+        r.decode.script = answer(200, whole)
+        client.post(headers={"connection": "close"})
+        await client.head()
+        await asyncio.sleep(0.3)
+        body = await client.reader.readexactly(len(whole) + 2)
+        assert body.strip(b'"').decode() == whole
+        assert await client.closed()
 
 
 async def test_shutdown_lets_streams_finish_and_takes_nothing_new():

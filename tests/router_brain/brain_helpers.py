@@ -31,12 +31,14 @@ PARTS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
     "{{ message.content }}{% else %}{% for content in message['content'] %}[{{ content.type }}:{{ content.text }}]"
     "{% endfor %}{% endif %}{% for call in message.tool_calls or [] %}{{ call | tojson }}"
-    "{{ call.function.arguments.city }}{% endfor %}{{ message | tojson }}{% generation %}x{% endgeneration %}<|im_end|>\n"
+    "{{ call.function.arguments.city }}{% endfor %}{{ message | tojson }}"
+    "{% generation %}x{% endgeneration %}<|im_end|>\n"
     "{% if loop.index > 50 %}{% break %}{% endif %}{% endfor %}{{ foo }}"
 )
 
 BARE_FUNCTIONS = (
-    "{% for t in tools or [] %}{% if t.function %}{{ raise_exception('bare functions, please') }}{% endif %}{{ t.name }}"
+    "{% for t in tools or [] %}{% if t.function %}{{ raise_exception('bare functions, please') }}{% endif %}"
+    "{{ t.name }}"
     "{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
 )
 
@@ -52,7 +54,11 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "clock"}},
 ]
 
-_TRAINING = ["Hello world, what is the capital of France? Paris.", "user assistant system content role 0123456789", "Grüße"]
+_TRAINING = [
+    "Hello world, what is the capital of France? Paris.",
+    "user assistant system content role 0123456789",
+    "Grüße",
+]
 
 
 def write_model(

@@ -128,7 +128,7 @@ def _agents(run: RunDirectory) -> dict[str, str]:
 
 
 def _memory(run: RunDirectory, state: RunState) -> dict[str, int]:
-    """Bytes by process name. An engine is no child of its agent, but both write the instance's log."""
+    """Bytes by process name. An engine is no child of its agent; ID.log is the agent's, ID.engine.log the engine's."""
     pss: dict[str, int] = defaultdict(int)
     for process in members(state.run_id, [record.identity for record in state.processes]):
         try:
@@ -138,7 +138,7 @@ def _memory(run: RunDirectory, state: RunState) -> dict[str, int]:
             continue
         if log.parent == run.log_file("x").parent:
             kilobytes = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")]
-            pss[log.stem] += 1024 * sum(kilobytes)
+            pss[log.name.removesuffix(".log").removesuffix(".engine")] += 1024 * sum(kilobytes)
     return pss
 
 

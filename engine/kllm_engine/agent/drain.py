@@ -57,16 +57,16 @@ class DrainWatch:
                 yield Progress(0, drained=True)
                 return
             if deadline_seconds is not None and now - began >= deadline_seconds:
-                yield Progress(remaining, deadline_passed=True)
+                yield Progress(self._loads.remaining_requests() or 0, deadline_passed=True)
                 return
-            if remaining != told:
+            if remaining is not None and remaining != told:
                 told = remaining
                 yield Progress(remaining)
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _remaining(self) -> int:
-        """Requests left; what the engine said before the drain began is not the last word."""
+    def _remaining(self) -> int | None:
+        """Requests left; None while the engine has said nothing since the drain began."""
         load = self._loads.latest
         if load is None or self._began_at is None or load.now < self._began_at:
-            return max(1, self._loads.remaining_requests() or 0)
-        return self._loads.remaining_requests() or 0
+            return None
+        return self._loads.remaining_requests()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
 _ENGINE_TITLE = "sglang::"
+_START_TIME = 19
+"""Place of the start time in /proc/PID/stat, counted from the state."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,16 @@ def inspect(pid: int) -> Process | None:
         return None
     state, _, group = rest.split()[:3]
     return Process(pid, state, int(group), words[0].decode(errors="replace"))
+
+
+def age_seconds(pid: int) -> float | None:
+    """How long ago a process was forked, to a hundredth of a second; None when it is gone."""
+    try:
+        _, _, rest = (_PROC / str(pid) / "stat").read_text().rpartition(")")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    began = int(rest.split()[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
 
 
 def members(group: int) -> list[Process]:

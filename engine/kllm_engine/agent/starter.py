@@ -16,6 +16,7 @@ from kllm_engine.agent.exceptions import RefusedError, StartError
 from kllm_engine.agent.instance import Instance, InstanceFacts, Phase
 from kllm_engine.agent.launch import Launch
 from kllm_engine.agent.logtail import EngineLog
+from kllm_engine.agent.processes import age_seconds
 from kllm_engine.agent.readiness import is_ready
 from kllm_engine.agent.reports import PluginReports
 from kllm_engine.agent.selfcheck import SelfCheck, check
@@ -82,11 +83,16 @@ class Starter:
             raise StartError(str(error)) from error
 
     async def _run(self) -> StartedEngine:
+        self._instance.move(InstanceState.STARTING, "phase zygote")
+        began = time.monotonic()
         if self._settings.zygote_socket is None:
-            with self._phase("zygote"):
-                self.zygote = await OwnZygote.start(self._settings.own_zygote_socket)
-        with self._phase("fork"):
-            self.server = await self._fork()
+            self.zygote = await OwnZygote.start(self._settings.own_zygote_socket)
+        self.server = await self._fork()
+        # A zygote answers when its imports are done; the server's own age says how much of the wait was the fork.
+        waited = time.monotonic() - began
+        forked = min(waited, age_seconds(self.server.pid) or 0.0)
+        self._note(Phase("zygote", waited - forked))
+        self._note(Phase("fork", forked))
         with self._phase("load"):
             await self._unless_exited(self.server, self._reports.hello_seen.wait())
         with self._phase("ready"):
@@ -99,15 +105,14 @@ class Starter:
     async def _fork(self) -> ForkedServer:
         self._settings.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         socket_path = self._settings.zygote_socket or self._settings.own_zygote_socket
-        server = await ZygoteClient(socket_path).fork(
+        self._instance.incarnation = time.time_ns()
+        return await ZygoteClient(socket_path).fork(
             name=self._settings.instance_id,
             args=self._launch.arguments,
             env=self._launch.environment,
             log=self._settings.log_path,
             timeout=self._settings.start_timeout_seconds,
         )
-        self._instance.incarnation = time.time_ns()
-        return server
 
     async def _until_ready(self) -> None:
         while True:
@@ -163,9 +168,11 @@ class Starter:
         self._instance.move(InstanceState.STARTING, f"phase {name}")
         began = time.monotonic()
         yield
-        phase = Phase(name, time.monotonic() - began)
+        self._note(Phase(name, time.monotonic() - began))
+
+    def _note(self, phase: Phase) -> None:
         self._phases.append(phase)
-        _log.info("start phase", instance=self._settings.instance_id, phase=name, seconds=round(phase.seconds, 3))
+        _log.info("start phase", instance=self._settings.instance_id, phase=phase.name, seconds=round(phase.seconds, 3))
 
 
 def exit_words(status: int) -> str:

@@ -82,13 +82,14 @@ class GgufFile:
             values = self._q8_0(start, count // _BLOCK)
         else:
             raise GgufError(f"{name} has tensor type {tensor.kind}, which is not known")
-        return values.reshape(tensor.shape)
+        return np.reshape(values, tensor.shape)
 
     def _q4_1(self, start: int, blocks: int) -> NDArray[np.float32]:
         """Scale, minimum, 16 bytes: low halves are weights 0 to 15, high halves 16 to 31."""
         kind = np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("weights", "u1", (_BLOCK // 2,))])
         raw = np.frombuffer(self._data, kind, blocks, start)
-        weights = np.concatenate((raw["weights"] & 0x0F, raw["weights"] >> 4), axis=1).astype(np.float32)
+        halves = np.concatenate((raw["weights"] & 0x0F, raw["weights"] >> 4), axis=1)
+        weights: NDArray[np.float32] = halves.astype(np.float32)
         weights *= raw["scale"].astype(np.float32)[:, None]
         weights += raw["minimum"].astype(np.float32)[:, None]
         return weights
@@ -96,7 +97,7 @@ class GgufFile:
     def _q8_0(self, start: int, blocks: int) -> NDArray[np.float32]:
         """Scale, 32 signed bytes."""
         raw = np.frombuffer(self._data, np.dtype([("scale", "<f2"), ("weights", "i1", (_BLOCK,))]), blocks, start)
-        weights = raw["weights"].astype(np.float32)
+        weights: NDArray[np.float32] = raw["weights"].astype(np.float32)
         weights *= raw["scale"].astype(np.float32)[:, None]
         return weights
 

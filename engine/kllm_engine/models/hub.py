@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kllm_engine.models.exceptions import ModelUnavailable
+from kllm_engine.models.exceptions import ModelUnavailableError
 from kllm_engine.models.store import Progress
 
 _PATTERNS = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
@@ -15,7 +15,7 @@ def fetch(repository: str, revision: str | None, *, cache_dir: Path, progress: P
     """Download what SGLang loads, or use what was downloaded before; HF_ENDPOINT and HF_TOKEN are honoured.
 
     Raises:
-        ModelUnavailable: it is not in the cache and cannot be downloaded; the message says why.
+        ModelUnavailableError: it is not in the cache and cannot be downloaded; the message says why.
     """
     # Read at import time; a server's environment says offline, a download must not.
     offline = os.environ.get("HF_HUB_OFFLINE", "") in {"1", "true", "yes", "on"}
@@ -35,14 +35,14 @@ def fetch(repository: str, revision: str | None, *, cache_dir: Path, progress: P
             repository, revision=revision, cache_dir=cache_dir, allow_patterns=_PATTERNS, local_files_only=offline
         )
     except GatedRepoError as error:
-        raise ModelUnavailable(f"{name} is gated: accept its terms and set HF_TOKEN") from error
+        raise ModelUnavailableError(f"{name} is gated: accept its terms and set HF_TOKEN") from error
     except RevisionNotFoundError as error:
-        raise ModelUnavailable(f"{name}: there is no revision {revision!r}") from error
+        raise ModelUnavailableError(f"{name}: there is no revision {revision!r}") from error
     except RepositoryNotFoundError as error:
-        raise ModelUnavailable(f"{name} does not exist, or needs HF_TOKEN to be seen") from error
+        raise ModelUnavailableError(f"{name} does not exist, or needs HF_TOKEN to be seen") from error
     except LocalEntryNotFoundError as error:
         reason = "HF_HUB_OFFLINE is set" if offline else "the hub could not be reached (check HF_ENDPOINT and network)"
-        raise ModelUnavailable(f"{name} is not in the cache {cache_dir}, and {reason}") from error
+        raise ModelUnavailableError(f"{name} is not in the cache {cache_dir}, and {reason}") from error
     except (HfHubHTTPError, OSError) as error:
-        raise ModelUnavailable(f"{name} could not be downloaded: {error}") from error
+        raise ModelUnavailableError(f"{name} could not be downloaded: {error}") from error
     return Path(path)

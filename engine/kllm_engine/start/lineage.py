@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 from kllm_core.lifetime import die_with_parent
+
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
 
 _forking_pid = os.getpid()
 _registered = False
@@ -28,3 +32,14 @@ def follow_parent_in_every_fork() -> None:
     if not _registered:
         os.register_at_fork(before=_remember_parent, after_in_child=_follow_parent)
         _registered = True
+
+
+def adopt_orphans() -> None:
+    """Become the parent of grandchildren whose parent ends: not every container's process 1 reaps them.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")

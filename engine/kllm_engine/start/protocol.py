@@ -73,7 +73,9 @@ def encode(message: Request | Event) -> bytes:
     """
     packet = _encoder.encode(message)
     if len(packet) > MAXIMUM_PACKET_BYTES:
-        raise ValueError(f"a {type(message).__name__} of {len(packet)} bytes is above the {MAXIMUM_PACKET_BYTES} allowed")
+        raise ValueError(
+            f"a {type(message).__name__} of {len(packet)} bytes is above the {MAXIMUM_PACKET_BYTES} allowed"
+        )
     return packet
 
 

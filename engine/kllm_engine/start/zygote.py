@@ -5,6 +5,7 @@ It must stay free of threads and of gRPC: a fork copies only the calling thread,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -21,7 +22,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
-from kllm_engine.start.lineage import follow_parent_in_every_fork
+from kllm_engine.start.lineage import adopt_orphans, follow_parent_in_every_fork
 from kllm_engine.start.protocol import (
     MAXIMUM_PACKET_BYTES,
     Event,
@@ -54,7 +55,9 @@ class _Connection:
         try:
             self.channel.send(encode(event))
         except OSError as error:
-            _log.warning("an event was not delivered", server=self.name, event_type=type(event).__name__, error=str(error))
+            _log.warning(
+                "an event was not delivered", server=self.name, event_type=type(event).__name__, error=str(error)
+            )
 
 
 class _Zygote:
@@ -210,20 +213,21 @@ class _Zygote:
             _kill_group(connection.pid)
 
     def _reap(self) -> None:
-        for connection in list(self._connections):
-            if connection.pid is None:
-                continue
-            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            if os.waitid(os.P_PID, connection.pid, options) is None:
-                continue
-            # The first process is still a zombie here, so that its id cannot name another group yet.
-            _kill_group(connection.pid)
-            _, wait_status = os.waitpid(connection.pid, 0)
-            status = os.waitstatus_to_exitcode(wait_status)
-            _log.info("server ended", server=connection.name, pid=connection.pid, status=status)
-            connection.pid = None
-            connection.send(Exited(status=status))
-            self._disconnect(connection)
+        servers = {connection.pid: connection for connection in self._connections if connection.pid is not None}
+        while (pid := _next_ended()) is not None:
+            connection = servers.get(pid)
+            if connection is not None:
+                # The first process is still a zombie here, so that its id cannot name another group yet.
+                _kill_group(pid)
+            _, wait_status = os.waitpid(pid, 0)
+            if connection is not None:
+                self._conclude(connection, os.waitstatus_to_exitcode(wait_status))
+
+    def _conclude(self, connection: _Connection, status: int) -> None:
+        _log.info("server ended", server=connection.name, pid=connection.pid, status=status)
+        connection.pid = None
+        connection.send(Exited(status=status))
+        self._disconnect(connection)
 
 
 def serve(socket_path: Path, recipe: Recipe | None = None) -> int:
@@ -247,6 +251,7 @@ def serve(socket_path: Path, recipe: Recipe | None = None) -> int:
         listener.listen(_BACKLOG)
         try:
             follow_parent_in_every_fork()
+            adopt_orphans()
             chosen.prepare()
             _announce({"event": "ready", "seconds": round(time.monotonic() - started, 3)})
             _Zygote(listener, chosen).run()
@@ -266,12 +271,19 @@ def _peer_user(channel: socket.socket) -> int:
     return user
 
 
+def _next_ended() -> int | None:
+    """A child that has ended and is not reaped yet; orphans of dead servers are children too."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended.si_pid if ended is not None else None
+
+
 def _kill_group(pid: int) -> None:
     """Kill a server's process group; before its setsid there is none, and then the process itself."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass

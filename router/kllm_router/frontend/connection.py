@@ -161,9 +161,11 @@ class HttpConnection(asyncio.Protocol):
         if now > self._write_deadline:
             self._transport.abort()
         elif now > self._read_deadline:
-            if self._deaf or self._reading is _Reading.NOTHING:
-                self._transport.abort() if self._deaf else self._transport.close()
-                self._read_deadline = math.inf
+            self._read_deadline = math.inf
+            if self._deaf:
+                self._linger_longer(now)
+            elif self._reading is _Reading.NOTHING:
+                self._transport.close()
             else:
                 part = "headers" if self._reading is _Reading.HEAD else "body"
                 self._refuse(ApiError(408, f"the request's {part} took too long", code="request_timeout"))
@@ -378,6 +380,16 @@ class HttpConnection(asyncio.Protocol):
             self._linger()
         elif not self._waiting and self._reading is _Reading.NOTHING:
             self._read_deadline = time.monotonic() + self._limits.keep_alive_seconds
+
+    def _linger_longer(self, now: float) -> None:
+        """The client did not close: end it, unless it is still taking the answer."""
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() == 0:
+            self._transport.abort()
+            return
+        self._read_deadline = now + self._limits.linger_seconds
+        self._write_deadline = min(self._write_deadline, now + self._limits.write_stall_seconds)
 
     def _linger(self) -> None:
         """Close for writing, but read on for a moment: unread input would make the kernel drop the answer."""

@@ -107,6 +107,7 @@ class Responder:
         if self.finished:
             return
         self.finished = True
+        self.on_pause = self.on_resume = None
         if self._chunked:
             self._transport.write(b"0\r\n\r\n")
 

@@ -97,7 +97,7 @@ def shown_tools(
         if name not in {tool["function"]["name"] for tool in effective}:
             raise refuse("tool_choice", f"names the tool {name!r}, which is not in tools")
         return [tool for tool in tools if tool["function"]["name"] == name] or None
-    if choice not in {None, "none", "auto", "required"}:
+    if choice not in (None, "none", "auto", "required"):
         raise refuse("tool_choice", 'must be "none", "auto", "required" or {"type": "function", "function": {"name"}}')
     if choice == "required" and not effective:
         raise refuse("tool_choice", 'is "required", but there are no tools')

@@ -20,7 +20,7 @@ from kllm_router.limits import RequestLimits
 
 _Result = TypeVar("_Result")
 
-_INLINE_CHARACTERS = 4096
+_INLINE_CHARACTERS = 2048
 """Shorter prompts are tokenised where they are: handing them to a thread takes longer."""
 _MAX_CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this per token of the context is refused before it is tokenised."""
@@ -312,8 +312,8 @@ def _reasoning(body: dict[str, Any]) -> tuple[str | float | None, bool | None]:
             thinking = True
     if effort is None:
         return None, thinking
-    if isinstance(effort, bool) or not (
-        effort in _EFFORTS or (isinstance(effort, int | float) and 0 <= effort <= 0.99)
-    ):
+    tier = isinstance(effort, str) and effort in _EFFORTS
+    number = isinstance(effort, int | float) and not isinstance(effort, bool) and 0 <= effort <= 0.99
+    if not (tier or number):
         raise refuse("reasoning_effort", f"must be one of {', '.join(sorted(_EFFORTS))}, or a number from 0 to 0.99")
     return effort, effort != "none"

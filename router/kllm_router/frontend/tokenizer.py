@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ class ModelTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        # One text at a time has nothing to share out, and the library would start a thread per core for it.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelFilesError(f"{folder}: there is no tokenizer.json; kLLM needs the model's fast tokenizer")

@@ -145,7 +145,6 @@ class FleetBook:
         if record.learn_facts(facts):
             self.index.begin(instance_id, facts.incarnation)
             self._watches.lose(instance_id, "Restarted", "its engine was restarted", keep_incarnation=facts.incarnation)
-        record.forget_load()
         timer = self._losses.pop(instance_id, None)
         if timer is not None:
             timer.cancel()
@@ -210,6 +209,7 @@ class FleetBook:
         if record.problem != reason:
             _log.warning("agent lost", instance=instance_id, agent=record.agent, reason=reason, refused=refused)
         record.connected, record.problem = False, reason
+        record.forget_load()
         if refused:
             # Its process is gone or unreachable, which is what a silence would only suggest.
             record.heard_at = None

@@ -358,6 +358,8 @@ class Exchange:
             self.prefill.close()
             if self.prefill.may_run:
                 pairing.abort(self.prefill.endpoint, rid)
+        if self.decode is not None:
+            self.decode.relay.detach()
         self._tell(error)
 
     def _tell(self, error: BaseException | None) -> None:

@@ -63,7 +63,7 @@ class Record:
     kv_total_tokens: int | None = None
     _load_values: dict[str, Any] = field(default_factory=dict)
     _sent: dict[str, _Sent] = field(default_factory=dict)
-    _unreported: deque[str] = field(default_factory=deque)
+    _unreported: deque[_Sent] = field(default_factory=deque)
     _unreported_tokens: int = 0
     _unreported_requests: int = 0
 
@@ -81,7 +81,6 @@ class Record:
         """Take over what holds for one incarnation; say whether the incarnation changed."""
         changed = facts.incarnation != self.instance.incarnation
         if changed:
-            self._load_values.clear()
             self.taken_at = None
         self.message, self.model_name = facts.message, facts.model_name
         self.kv_total_tokens = facts.kv_total_tokens or None
@@ -116,30 +115,30 @@ class Record:
         if report.HasField("role"):
             role = _ROLES.get(report.role, role)
         age = max(0.0, report.age_seconds)
-        load = EngineLoad(age_seconds=age, **self._load_values)
+        # An engine that has not told anything yet has a state and no load, which is not a load of nothing.
+        load = EngineLoad(age_seconds=age, **self._load_values) if self._load_values else None
         self.instance = dataclasses.replace(self.instance, state=state, role=role, load=load)
-        self.taken_at = now - age
-        self._report_until(self.taken_at)
+        if load is not None:
+            self.taken_at = now - age
+            self._report_until(self.taken_at)
 
     def forget_load(self) -> None:
-        """A new stream begins: what it leaves out is unknown."""
+        """The stream has ended: what the next one leaves out is unknown."""
         self._load_values.clear()
 
     def send(self, rid: str, tokens: int, now: float) -> None:
         """A request goes there."""
         self.finish(rid)
-        self._sent[rid] = _Sent(tokens, now)
-        self._unreported.append(rid)
+        sent = self._sent[rid] = _Sent(tokens, now)
+        self._unreported.append(sent)
         self._unreported_tokens += tokens
         self._unreported_requests += 1
 
     def settle(self, rid: str) -> None:
-        """A request's work is done there, or the engine's own numbers contain it."""
+        """A request's work is done there."""
         sent = self._sent.get(rid)
-        if sent is not None and not sent.reported:
-            sent.reported = True
-            self._unreported_tokens -= sent.tokens
-            self._unreported_requests -= 1
+        if sent is not None:
+            self._settle(sent)
 
     def finish(self, rid: str) -> bool:
         """A request has left; say whether it was there."""
@@ -188,14 +187,16 @@ class Record:
             "load": known,
         }
 
+    def _settle(self, sent: _Sent) -> None:
+        if not sent.reported:
+            sent.reported = True
+            self._unreported_tokens -= sent.tokens
+            self._unreported_requests -= 1
+
     def _report_until(self, taken_at: float) -> None:
-        while self._unreported:
-            rid = self._unreported[0]
-            sent = self._sent.get(rid)
-            if sent is not None and not sent.reported and sent.at >= taken_at:
-                return
-            self._unreported.popleft()
-            self.settle(rid)
+        """What was sent before that moment is in the engine's own numbers."""
+        while self._unreported and (self._unreported[0].reported or self._unreported[0].at < taken_at):
+            self._settle(self._unreported.popleft())
 
 
 def new_record(instance_id: str, role: Role, agent: str) -> Record:

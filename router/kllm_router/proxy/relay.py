@@ -131,6 +131,11 @@ class Relay:
         if ended:
             _finish(self.done)
 
+    def detach(self) -> None:
+        """Give nothing more to anyone, and hold nothing that holds this."""
+        self._sink = _drop
+        self.comment = None
+
     def take(self) -> bytes:
         """What was kept so far; it is kept no longer."""
         data = b"".join(self._kept)
@@ -181,6 +186,10 @@ class Relay:
         self.comment = None
         at = data.rfind(_DONE)
         return data[:at] + comment() + b"\n\n" + data[at:]
+
+
+def _drop(data: bytes) -> None:
+    del data
 
 
 def _finish(future: asyncio.Future[None]) -> None:

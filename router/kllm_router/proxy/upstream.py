@@ -127,7 +127,7 @@ class EngineCall:
 
     def finished(self) -> None:
         """The connection has delivered everything and serves others now."""
-        receiver, self.receiver, self._connection = self.receiver, None, None
+        receiver, self.receiver, self._connection, self._payload = self.receiver, None, None, b""
         if receiver is not None:
             receiver.on_end()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kllm_core.fleet import Instance
+from kllm_core.fleet import EngineLoad, Instance
 from kllm_core.timing import PRIOR, PrefillTiming
 from kllm_router.scheduling.choices import (
     Choice,
@@ -99,11 +100,10 @@ def choose_prefill(
     usable = [c for c in candidates if c.instance.takes_requests and c.instance.id not in excluded]
     if not usable:
         return Refusal(Refused.NONE_SERVING, _none_message(candidates, excluded))
-    usual = median(rate for c in usable if (rate := _measured_rate(c, settings)) is not None)
-    drains = {c.instance.id: _drain_seconds(c, settings, usual) for c in usable}
-    room = [c for c in usable if drains[c.instance.id] <= settings.max_queue_seconds]
+    queues = _queues(usable, settings)
+    room = [queue for queue in queues if queue.drain_seconds <= settings.max_queue_seconds]
     if not room:
-        excess = min(drains.values()) - settings.max_queue_seconds
+        excess = min(queue.drain_seconds for queue in queues) - settings.max_queue_seconds
         return Refusal(
             Refused.OVERLOADED,
             f"every prefill instance has more than {settings.max_queue_seconds:g} s of prompts queued",
@@ -111,47 +111,59 @@ def choose_prefill(
         )
     costs = [
         Cost(
-            c.instance.id,
-            _standing(c, settings),
-            drains[c.instance.id] + _prefill_seconds(c, prompt_tokens, settings, usual),
-            c.in_flight,
+            queue.candidate.instance.id,
+            _standing(queue.load),
+            queue.drain_seconds + _prefill_seconds(queue, prompt_tokens, settings),
+            queue.candidate.in_flight,
         )
-        for c in room
+        for queue in room
     ]
     return pick(costs, tie_seconds=settings.tie_seconds, rotation=rotation)
 
 
-def _measured_rate(candidate: PrefillCandidate, settings: PrefillSettings) -> float | None:
-    load = candidate.instance.load
-    if load is None or not is_fresh(load, candidate.age_seconds, settings.stale_after_seconds):
-        return None
-    return positive(load.prefill_tokens_per_second)
+class _Queue(NamedTuple):
+    """A candidate with what is derived from its load.
+
+    Attributes:
+        load: None when it is unknown or stale.
+        rate: tokens per second, its own or the usual one; None when nobody has measured any.
+    """
+
+    candidate: PrefillCandidate
+    load: EngineLoad | None
+    rate: float | None
+    drain_seconds: float
 
 
-def _drain_seconds(candidate: PrefillCandidate, settings: PrefillSettings, usual: float | None) -> float:
-    load = candidate.instance.load
-    tokens = candidate.unreported_tokens
-    if load is not None and is_fresh(load, candidate.age_seconds, settings.stale_after_seconds):
-        tokens += load.queued_uncached_tokens or 0
-    rate = _measured_rate(candidate, settings) or usual
-    return tokens / rate if rate else settings.timing.drain_seconds(tokens, chunk_tokens=settings.chunk_tokens)
+def _queues(candidates: Sequence[PrefillCandidate], settings: PrefillSettings) -> list[_Queue]:
+    stale = settings.stale_after_seconds
+    loads = [c.instance.load if is_fresh(c.instance.load, c.age_seconds, stale) else None for c in candidates]
+    measured = [None if load is None else positive(load.prefill_tokens_per_second) for load in loads]
+    usual = median(rate for rate in measured if rate is not None)
+    queues = []
+    for candidate, load, own in zip(candidates, loads, measured, strict=True):
+        tokens = candidate.unreported_tokens + ((load.queued_uncached_tokens or 0) if load is not None else 0)
+        rate = own or usual
+        if rate is None:
+            drain = settings.timing.drain_seconds(tokens, chunk_tokens=settings.chunk_tokens)
+        else:
+            drain = tokens / rate
+        queues.append(_Queue(candidate, load, rate, drain))
+    return queues
 
 
-def _prefill_seconds(
-    candidate: PrefillCandidate, prompt_tokens: int, settings: PrefillSettings, usual: float | None
-) -> float:
+def _prefill_seconds(queue: _Queue, prompt_tokens: int, settings: PrefillSettings) -> float:
+    candidate = queue.candidate
     saved = int(settings.credit.blocks(candidate.match) * candidate.instance.page_size)
     # The last token is always computed: its logits make the first output token.
     cached = min(saved, prompt_tokens - 1)
-    rate = _measured_rate(candidate, settings) or usual
-    if rate is None:
+    if queue.rate is None:
         return settings.timing.seconds(prompt_tokens - cached, cached)
-    return (prompt_tokens - cached) / rate
+    return (prompt_tokens - cached) / queue.rate
 
 
-def _standing(candidate: PrefillCandidate, settings: PrefillSettings) -> Standing:
-    load = candidate.instance.load
-    if load is None or not is_fresh(load, candidate.age_seconds, settings.stale_after_seconds):
+def _standing(load: EngineLoad | None) -> Standing:
+    if load is None:
         return Standing.UNKNOWN
     if load.parked_limit_tokens and (load.parked_tokens or 0) >= load.parked_limit_tokens:
         return Standing.FULL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 MAX_BLOCKS = 4_000_000
@@ -142,20 +142,16 @@ class PrefixIndex:
         layers = [self._masks[tier] for tier in tiers]
         if not tiers:
             return {}
-        counts: dict[int, list[int]] = {}
-        alive, run = -1, 0
-        previous: tuple[int, ...] = ()
-        for block in chain:
+        tally = _Tally(tiers)
+        alive = -1
+        for depth, block in enumerate(chain):
             alive, parts = _split(alive, [masks.get(block, 0) for masks in layers])
-            if parts == previous:
-                run += 1
-                continue
-            _count(counts, tiers, previous, run)
-            run, previous = 1, parts
-            if not alive:
-                break
-        _count(counts, tiers, previous, run)
-        return {self._names[number]: PrefixMatch(*counted) for number, counted in counts.items()}
+            if parts != tally.parts:
+                tally.change(depth, parts)
+                if not alive:
+                    break
+        tally.change(len(chain), [0] * len(tiers))
+        return {self._names[number]: PrefixMatch(*counted) for number, counted in tally.counts.items()}
 
     def _current(self, instance_id: str, incarnation: int) -> _Holder | None:
         holder = self._holders.get(instance_id)
@@ -179,7 +175,7 @@ class PrefixIndex:
             self._blocks -= 1
 
 
-def _split(alive: int, masks: list[int]) -> tuple[int, tuple[int, ...]]:
+def _split(alive: int, masks: list[int]) -> tuple[int, list[int]]:
     """Those of `alive` that hold a block, altogether and by their fastest tier."""
     parts: list[int] = []
     found = 0
@@ -187,14 +183,31 @@ def _split(alive: int, masks: list[int]) -> tuple[int, tuple[int, ...]]:
         part = mask & alive & ~found
         parts.append(part)
         found |= part
-    return found, tuple(parts)
+    return found, parts
 
 
-def _count(counts: dict[int, list[int]], tiers: list[Tier], parts: tuple[int, ...], run: int) -> None:
-    """Add `run` blocks to each instance in `parts`, under the tier of its part."""
-    for tier, part in zip(tiers, parts, strict=False):
-        left = part
-        while left:
-            lowest = left & -left
-            counts.setdefault(lowest.bit_length() - 1, [0] * len(Tier))[tier] += run
-            left ^= lowest
+class _Tally:
+    """Blocks by instance and tier, counted where an instance enters or leaves a tier rather than at each block."""
+
+    def __init__(self, tiers: list[Tier]) -> None:
+        self.parts = [0] * len(tiers)
+        self.counts: dict[int, list[int]] = {}
+        self._tiers = tiers
+        self._since: dict[tuple[Tier, int], int] = {}
+
+    def change(self, depth: int, parts: list[int]) -> None:
+        """From this depth on, the instances in each tier are these."""
+        for tier, before, after in zip(self._tiers, self.parts, parts, strict=True):
+            for number in _bits(after & ~before):
+                self._since[tier, number] = depth
+            for number in _bits(before & ~after):
+                counted = self.counts.setdefault(number, [0] * len(Tier))
+                counted[tier] += depth - self._since[tier, number]
+        self.parts = parts
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from router_brain.brain_helpers import wait_until
+from router_brain.scripted_agent import TOKEN, ScriptedAgent
+
+from kllm_core.blocks import block_hashes
+from kllm_core.contracts.engine.v1 import engine_pb2
+from kllm_core.objectives import Binding, Role
+from kllm_router.discovery.instances import DiscoveredInstance
+from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, EventKind, WatchedEvent
+from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
+
+IDS = list(range(40))
+
+
+def request(rid: str = "r" * 32, ids: list[int] | None = None, **values: object) -> EngineRequest:
+    return EngineRequest(rid, "/v1/completions", {}, ids or IDS, **values)
+
+
+@pytest.fixture
+async def agents() -> AsyncIterator[list[ScriptedAgent]]:
+    made = [
+        await ScriptedAgent("p0").start(),
+        await ScriptedAgent("p1").start(),
+        await ScriptedAgent("d0", Role.DECODE).start(),
+        await ScriptedAgent("d1", Role.DECODE).start(),
+    ]
+    yield made
+    await asyncio.gather(*(agent.stop() for agent in made))
+
+
+@pytest.fixture
+async def views() -> AsyncIterator[Callable[..., AgentFleetView]]:
+    made: list[AgentFleetView] = []
+
+    def make(token: str = TOKEN, **values: object) -> AgentFleetView:
+        made.append(AgentFleetView(token=token, settings=FleetViewSettings(**values)))
+        return made[-1]
+
+    yield make
+    await asyncio.gather(*(view.book.close() for view in made))
+
+
+def follow(view: AgentFleetView, agents: list[ScriptedAgent]) -> None:
+    view.book.apply([DiscoveredInstance(agent.id, agent.role, agent.address) for agent in agents])
+
+
+@pytest.fixture
+async def view(agents: list[ScriptedAgent], views: Callable[..., AgentFleetView]) -> AgentFleetView:
+    made = views(lost_seconds=0.3, gone_seconds=1.0)
+    follow(made, agents)
+    await wait_until(lambda: made.ready and all(agent.subscribed for agent in agents))
+    await wait_until(lambda: all(record.taken_at is not None for record in made.book.ordered))
+    return made
+
+
+def shown(view: AgentFleetView, instance_id: str) -> dict:
+    return next(instance for instance in view.status()["instances"] if instance["id"] == instance_id)
+
+
+async def heard(watch) -> WatchedEvent:
+    async with asyncio.timeout(10):
+        return await watch.next()
+
+
+async def test_instances_are_known_by_what_their_agents_say(view: AgentFleetView):
+    endpoint = view.choose_prefill(request())
+
+    assert endpoint.http_host == "127.0.0.1"
+    assert (endpoint.http_port, endpoint.bootstrap_host, endpoint.bootstrap_port) == (30000, "127.0.0.1", 31000)
+    assert view.choose_decode(request(), endpoint).role is Role.DECODE
+    assert view.binding(endpoint) is Binding.LATE
+    assert view.limits().context_tokens == 2048
+    assert view.limits().kv_tokens == 10_000
+    assert shown(view, "p0")["state"] == "Serving"
+    assert sorted(view.fleet().instances) == ["d0", "d1", "p0", "p1"]
+
+
+async def test_load_moves_choices(view: AgentFleetView, agents: list[ScriptedAgent]):
+    agents[0].load(queued_uncached_tokens=50_000)
+    agents[2].load(running_requests=40)
+    await wait_until(lambda: shown(view, "p0")["load"]["queued_uncached_tokens"] == 50_000)
+    await wait_until(lambda: shown(view, "d0")["load"]["running_requests"] == 40)
+
+    for _ in range(4):
+        endpoint = view.choose_prefill(request())
+        assert endpoint.instance_id == "p1"
+        assert view.choose_decode(request(), endpoint).instance_id == "d1"
+
+
+async def test_requests_in_flight_spread_before_any_load_shows_them(view: AgentFleetView, agents: list[ScriptedAgent]):
+    for agent in agents:
+        agent.silent = True
+    chosen = []
+    for n in range(8):
+        sent = request(f"{n:032x}", list(range(n * 1000, n * 1000 + 500)))
+        endpoint = view.choose_prefill(sent)
+        view.started(sent.rid, endpoint, 500)
+        chosen.append(endpoint)
+
+    assert sorted(endpoint.instance_id for endpoint in chosen) == ["p0"] * 4 + ["p1"] * 4
+    assert view.status()["in_flight"] == 8
+    for n, endpoint in enumerate(chosen):
+        view.finished(f"{n:032x}", endpoint)
+        view.finished(f"{n:032x}", endpoint)
+    assert view.status()["in_flight"] == 0
+    assert view.book.records["p0"]._unreported_tokens == 0
+
+
+async def test_a_cached_prefix_draws_requests_until_it_is_gone(view: AgentFleetView, agents: list[ScriptedAgent]):
+    blocks = block_hashes(IDS, 4)
+    snapshot = engine_pb2.CacheSnapshot(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=blocks, first=True, last=True)
+    agents[1].change_cache(engine_pb2.CacheUpdate(sequence=7, snapshot=snapshot))
+    await wait_until(lambda: shown(view, "p1")["cached_blocks"] == 10)
+    agents[0].load(queued_uncached_tokens=10)
+    agents[1].load(queued_uncached_tokens=20)
+    await wait_until(lambda: shown(view, "p0")["load"]["queued_uncached_tokens"] == 10)
+    await wait_until(lambda: shown(view, "p1")["load"]["queued_uncached_tokens"] == 20)
+    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p1"}
+
+    removed = engine_pb2.BlocksRemoved(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=blocks[:1])
+    agents[1].change_cache(engine_pb2.CacheUpdate(sequence=8, removed=removed))
+    await wait_until(lambda: shown(view, "p1")["cached_blocks"] == 9)
+    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p0"}
+
+
+async def test_a_gap_in_the_cache_stream_is_filled_by_a_snapshot(view: AgentFleetView, agents: list[ScriptedAgent]):
+    stored = engine_pb2.BlocksStored(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=[1])
+    snapshot = engine_pb2.CacheSnapshot(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=[], first=True, last=True)
+    agents[0].change_cache(engine_pb2.CacheUpdate(sequence=3, snapshot=snapshot))
+    agents[0].change_cache(engine_pb2.CacheUpdate(sequence=5, stored=stored))
+
+    await wait_until(lambda: len(agents[0].cache_requests) == 2)
+
+    assert agents[0].cache_requests[1].from_sequence == 0
+    assert shown(view, "p0")["cached_blocks"] == 0
+
+
+async def test_after_a_reconnect_the_cache_stream_goes_on_where_it_was(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    snapshot = engine_pb2.CacheSnapshot(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=[1], first=True, last=True)
+    agents[0].change_cache(engine_pb2.CacheUpdate(sequence=3, snapshot=snapshot))
+    await wait_until(lambda: shown(view, "p0")["cached_blocks"] == 1)
+
+    agents[0].end_streams()
+    await wait_until(lambda: len(agents[0].cache_requests) == 2)
+
+    assert (agents[0].cache_requests[1].incarnation, agents[0].cache_requests[1].from_sequence) == (1, 4)
+    assert shown(view, "p0")["cached_blocks"] == 1
+
+
+async def test_events_reach_their_watch_in_order_and_no_other(view: AgentFleetView, agents: list[ScriptedAgent]):
+    endpoint = view.book.records["p0"].endpoint
+    with view.watch("r1", endpoint) as first, view.watch("r2", endpoint) as second:
+        agents[0].tell("r1", "PREFILL_DONE", prompt_tokens=40, cached_tokens=8, queue_seconds=0.5, prefill_seconds=0.25)
+        agents[0].tell("r1", "RELEASED", reason="Transferred")
+        agents[0].tell("r2", "PREFILL_DONE", incarnation=99)
+        agents[0].tell("r2", "FAILED", message="no room")
+        agents[1].tell("r1", "FAILED")
+
+        done, released, failed = await heard(first), await heard(first), await heard(second)
+
+    assert (done.kind, done.cached_tokens, done.queue_seconds, done.prefill_seconds) == (
+        EventKind.PREFILL_DONE, 8, 0.5, 0.25,
+    )  # fmt: skip
+    assert (released.kind, released.reason) == (EventKind.RELEASED, "Transferred")
+    assert (failed.kind, failed.message) == (EventKind.FAILED, "no room")
+
+
+async def test_a_cancelled_wait_loses_no_event(view: AgentFleetView, agents: list[ScriptedAgent]):
+    with view.watch("r1", view.book.records["p0"].endpoint) as watch:
+        waiting = asyncio.create_task(watch.next())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        agents[0].tell("r1", "PREFILL_DONE")
+        assert (await heard(watch)).kind is EventKind.PREFILL_DONE
+
+
+async def test_an_agent_that_dies_loses_its_requests_and_gets_nothing_new(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    endpoint = view.book.records["p0"].endpoint
+    with view.watch("r1", endpoint) as watch:
+        await agents[0].stop()
+        lost = await heard(watch)
+
+    assert (lost.kind, lost.instance_id) == (EventKind.INSTANCE_LOST, "p0")
+    await wait_until(lambda: {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p1"})
+    await agents[0].start()
+    await wait_until(lambda: shown(view, "p0")["connected"])
+    await wait_until(lambda: {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p0", "p1"})
+
+
+async def test_a_stream_that_breaks_and_comes_back_at_once_loses_nothing(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    with view.watch("r1", view.book.records["p0"].endpoint) as watch:
+        agents[0].end_streams()
+        await wait_until(lambda: agents[0].subscribed == 2)
+        agents[0].tell("r1", "PREFILL_DONE")
+
+        assert (await heard(watch)).kind is EventKind.PREFILL_DONE
+
+
+async def test_a_restarted_engine_loses_its_requests_and_its_cache(view: AgentFleetView, agents: list[ScriptedAgent]):
+    snapshot = engine_pb2.CacheSnapshot(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=[1], first=True, last=True)
+    agents[0].change_cache(engine_pb2.CacheUpdate(sequence=3, snapshot=snapshot))
+    await wait_until(lambda: shown(view, "p0")["cached_blocks"] == 1)
+    endpoint = view.book.records["p0"].endpoint
+    with view.watch("r1", endpoint) as watch:
+        agents[0].facts.incarnation = 2
+        assert (await heard(watch)).kind is EventKind.INSTANCE_LOST
+
+    assert shown(view, "p0")["cached_blocks"] == 0
+    assert view.book.records["p0"].endpoint.incarnation == 2
+    with view.watch("r2", endpoint) as watch:
+        assert (await heard(watch)).kind is EventKind.INSTANCE_LOST
+    agents[0].change_cache(engine_pb2.CacheUpdate(sequence=1, cleared=engine_pb2.CacheCleared()))
+    stored = engine_pb2.BlocksStored(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=[7, 8])
+    agents[0].change_cache(engine_pb2.CacheUpdate(sequence=2, stored=stored))
+    await wait_until(lambda: shown(view, "p0")["cached_blocks"] == 2)
+    assert len(agents[0].cache_requests) == 1
+
+
+async def test_an_instance_that_leaves_loses_its_requests(view: AgentFleetView, agents: list[ScriptedAgent]):
+    endpoint = view.book.records["p0"].endpoint
+    view.started("r1", endpoint, 10)
+    with view.watch("r1", endpoint) as watch:
+        follow(view, agents[1:])
+        assert (await heard(watch)).kind is EventKind.INSTANCE_LOST
+
+    assert view.status()["in_flight"] == 0
+    assert view.choose_prefill(request()).instance_id == "p1"
+
+
+@pytest.mark.parametrize("state", ["DRAINING", "FAILED", "STARTING"])
+async def test_only_serving_instances_are_chosen(view: AgentFleetView, agents: list[ScriptedAgent], state: str):
+    agents[0].facts.state = getattr(engine_pb2, f"INSTANCE_STATE_{state}")
+    await wait_until(lambda: shown(view, "p0")["state"] == state.capitalize())
+    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p1"}
+    agents[1].facts.state = agents[0].facts.state
+    await wait_until(lambda: not view.ready)
+
+    with pytest.raises(ApiError) as caught:
+        view.choose_prefill(request())
+
+    assert caught.value.status == 503
+    assert caught.value.retry_after
+
+
+async def test_an_instance_that_failed_the_request_is_left_out(view: AgentFleetView):
+    endpoint = view.choose_prefill(request(), excluded=frozenset({"p0"}))
+    assert endpoint.instance_id == "p1"
+    assert view.choose_decode(request(), endpoint, excluded=frozenset({"d0"})).instance_id == "d1"
+    with pytest.raises(ApiError) as caught:
+        view.choose_prefill(request(), excluded=frozenset({"p0", "p1"}))
+    assert caught.value.status == 503
+
+
+async def test_a_request_that_fits_no_decode_instance_is_the_clients_error(view: AgentFleetView):
+    for name in ("d0", "d1"):
+        view.book.records[name]._load_values["kv_total_tokens"] = 50
+    await wait_until(lambda: shown(view, "d1")["load"].get("kv_total_tokens") == 50)
+
+    with pytest.raises(ApiError) as caught:
+        view.choose_decode(request(max_new_tokens=60), view.book.records["p0"].endpoint)
+
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
+async def test_late_binding_is_not_asked_of_an_instance_that_cannot_do_it(
+    views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]
+):
+    del agents[0].facts.bindings[:]
+    agents[0].facts.bindings.append(engine_pb2.BINDING_EARLY)
+    view = views()
+    follow(view, agents)
+    await wait_until(lambda: view.book.records["p0"].endpoint is not None)
+
+    assert view.binding(view.book.records["p0"].endpoint) is Binding.EARLY
+    assert view.binding(Endpoint("gone", Role.PREFILL, "h", 1)) is Binding.EARLY
+
+
+async def test_an_agent_without_a_server_is_followed_until_it_has_one(
+    views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]
+):
+    facts, agents[0].facts = agents[0].facts, None
+    view = views()
+    follow(view, agents[:1])
+    await wait_until(lambda: shown(view, "p0")["message"] == "no server yet")
+
+    agents[0].facts = facts
+
+    await wait_until(lambda: shown(view, "p0")["state"] == "Serving")
+
+
+async def test_a_wrong_token_is_told_in_the_status(views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]):
+    view = views(token="another-token-of-some-length")
+    follow(view, agents[:1])
+
+    await wait_until(lambda: "UNAUTHENTICATED" in shown(view, "p0")["message"])
+
+    assert not view.ready
