@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=1000, help="prompt tokens that each engine gets")
     parser.add_argument("--name", default="relay", help="of the file in results/")
+    parser.add_argument("--note", default="", help="what else is to be known of the conditions")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as built:
         for name in ("gen", "engine"):

@@ -55,8 +55,8 @@ def early_router(service: Service) -> Iterator[str]:
     arguments = Path(f"/proc/{service.pids()['router-0']}/cmdline").read_text().split("\0")[:-1]
     for flag, value in {
         "--binding": "Early",
-        "--port": "0",
-        "--grpc-port": "0",
+        "--listen": "127.0.0.1:0",
+        "--grpc-listen": "127.0.0.1:0",
         "--parent-pid": str(os.getpid()),
     }.items():
         arguments[arguments.index(flag) + 1] = value

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,29 @@ MODELS: dict[str, dict[str, Any]] = {
 TEXTS = ["Hello", "  a  b\n\n\tc 123 456", "你好<|im_end|>x", "é\u0301 🙂"]
 
 
+DEMO_MODELS = ("tiny-random-llama", "smollm2-135m")
+CACHE = Path(tempfile.gettempdir()) / "kllm-test-models"  # kept between runs: SmolLM2 is half a gigabyte
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: write_model(tmp_path_factory.mktemp("model"), **options) for name, options in MODELS.items()}
+    made = {name: write_model(tmp_path_factory.mktemp("model"), **options) for name, options in MODELS.items()}
+    return made | {name: demo_model(name) for name in DEMO_MODELS}
+
+
+@pytest.fixture(scope="module")
+def preparers(folders: dict[str, Path]) -> Iterator[dict[str, OpenAiPreparer]]:
+    made = {name: OpenAiPreparer.load(folder, "m") for name, folder in folders.items()}
+    yield made
+    for preparer in made.values():
+        preparer.close()
+
+
+def demo_model(name: str) -> Path:
+    command = [sys.executable, "-m", "kllm_engine.main", "model", f"demo://{name}", "--cache", str(CACHE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return Path(json.loads(done.stdout.splitlines()[-1])["path"])
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +110,15 @@ def engine(folders: dict[str, Path]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", BODIES)
-@pytest.mark.parametrize("model", MODELS)
-async def test_a_chat_has_the_ids_that_the_engine_would_make(folders, engine, model: str, case: str):
-    preparer = OpenAiPreparer.load(folders[model], "m")
-
-    request = await preparer.prepare("/v1/chat/completions", orjson.dumps({"model": "m"} | BODIES[case]))
+@pytest.mark.parametrize("model", [*MODELS, *DEMO_MODELS])
+async def test_a_chat_has_the_ids_that_the_engine_would_make(preparers, engine, model: str, case: str):
+    request = await preparers[model].prepare("/v1/chat/completions", orjson.dumps({"model": "m"} | BODIES[case]))
 
     assert list(request.input_ids) == engine[model]["chats"][case]
 
 
-@pytest.mark.parametrize("model", MODELS)
-async def test_a_completion_has_the_ids_that_the_engine_would_make(folders, engine, model: str):
-    preparer = OpenAiPreparer.load(folders[model], "m")
-
+@pytest.mark.parametrize("model", [*MODELS, *DEMO_MODELS])
+async def test_a_completion_has_the_ids_that_the_engine_would_make(preparers, engine, model: str):
     for text, wanted in zip(TEXTS, engine[model]["texts"], strict=True):
-        request = await preparer.prepare("/v1/completions", orjson.dumps({"model": "m", "prompt": text}))
+        request = await preparers[model].prepare("/v1/completions", orjson.dumps({"model": "m", "prompt": text}))
         assert list(request.input_ids) == wanted

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import pre_tokenizers
+from tokenizers import pre_tokenizers  # type: ignore[import-untyped]
 
 from kllm_engine.models.safetensors import write_float32
 from kllm_engine.models.tokenizer import byte_level_tokenizer, tokenizer_configuration

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers  # type: ignore[import-untyped]
+from tokenizers.models import BPE  # type: ignore[import-untyped]
 
 
 def byte_level_tokenizer(

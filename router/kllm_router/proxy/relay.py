@@ -135,6 +135,7 @@ class Relay:
         """Give nothing more to anyone, and hold nothing that holds this."""
         self._sink = _drop
         self.comment = None
+        _finish(self.done)
 
     def take(self) -> bytes:
         """What was kept so far; it is kept no longer."""
