@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -126,7 +127,11 @@ def _child(title: str, body: object) -> None:
         try:
             setproctitle.setproctitle(title)
             body()
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
+            sys.stderr.flush()
             os._exit(1)
 
 

@@ -123,13 +123,16 @@ async def test_stages_of_a_request_add_up_to_its_time_to_first_token(service: Se
 
 
 async def test_the_router_learns_what_prefill_has_cached(service: Service, idle_afterwards):
+    def cached_blocks() -> int:
+        return sum(instance["cached_blocks"] for instance in service.instances())
+
     ids = prompt(1600, seed=4)
+    before = cached_blocks()
     _, first = await generate(service.grpc, ids)
+    await wait_until_async(lambda: cached_blocks() >= before + 100, seconds=5, what="100 blocks more")
 
-    async def cached() -> int:
-        return (await generate(service.grpc, ids))[1].cached_tokens
+    _, second = await generate(service.grpc, ids)
 
-    # The second one goes where the blocks are, so nearly all of it is found there.
-    await wait_until_async(lambda: bool(service.instances()), seconds=5, what="instances")
-    assert await cached() >= 1500
     assert first.cached_tokens < 100
+    assert second.cached_tokens >= 1500
+    assert second.prefill_instance == first.prefill_instance

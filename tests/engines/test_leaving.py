@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import httpx2
@@ -134,7 +135,7 @@ def servers_of(service: Service, instance: str) -> set[int]:
     marked = set()
     for pid in descendants(service.pids()["zygote"]):
         try:
-            if f"{instance}." in open(f"/proc/{pid}/environ", "rb").read().decode(errors="replace"):  # noqa: PTH123, SIM115
+            if Path(f"/proc/{pid}/fd/1").readlink().name.startswith(f"{instance}."):
                 marked.add(pid)
         except OSError:
             continue

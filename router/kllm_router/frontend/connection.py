@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from kllm_router.settings import HttpLimits
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LINGER_BYTES = 4 * 1024 * 1024
+_LINGER_BYTES = 64 * 1024 * 1024
+"""Dropped, not kept: clients that send a body before they read find the refusal only then."""
 _SHORT_BODY_BYTES = 64 * 1024
 
 
