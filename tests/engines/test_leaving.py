@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import httpx2
 import pytest
-from service_under_test import Service, descendants, held, wait_idle, wait_until_async
+from service_under_test import Service, held, wait_idle, wait_until_async
 
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 
@@ -27,21 +23,9 @@ def body(prompt: str, tokens: int, *, stream: bool = True) -> dict[str, object]:
     }  # fmt: skip
 
 
-@contextmanager
-def stopped(pids: set[int]):
-    """Hold processes still, shorter than any watchdog's patience."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
-async def leave(service: Service, request: dict[str, object], when) -> None:
+async def leave(service: Service, request: dict[str, object], when, *, url: str | None = None) -> None:
     """Post, wait until `when` is true of what is held, and cut the connection."""
-    async with httpx2.AsyncClient(base_url=service.url, timeout=60) as client:
+    async with httpx2.AsyncClient(base_url=url or service.url, timeout=60) as client:
         posted = asyncio.create_task(client.post("/v1/completions", json=request))
         await wait_until_async(
             lambda: posted.done() or when(held(service)), seconds=20, what=lambda: f"{held(service)}"
@@ -120,23 +104,31 @@ async def test_a_grpc_deadline_frees_both_and_is_told(service: Service):
     wait_idle(service)
 
 
-async def test_leaving_while_kv_is_parked_frees_it(service: Service):
-    # Decode servers that stand still take no KV, so the prompt stays where it is until the client leaves.
-    decoders = {pid for name, agent in service.pids().items() if "decode" in name for pid in servers_of(service, name)}
-    assert decoders
-    with stopped(decoders):
-        await leave(service, body(LONG, 50), on("prefill", "parked_requests"))
+async def test_leaving_while_kv_is_parked_frees_it(service: Service, parking_router: str):
+    await leave(service, body(LONG, 50), on("prefill", "parked_requests"), url=parking_router)
 
     wait_idle(service)
 
 
-def servers_of(service: Service, instance: str) -> set[int]:
-    """The processes of one instance's SGLang server, which are below the zygote."""
-    marked = set()
-    for pid in descendants(service.pids()["zygote"]):
-        try:
-            if Path(f"/proc/{pid}/fd/1").readlink().name.startswith(f"{instance}."):
-                marked.add(pid)
-        except OSError:
-            continue
-    return marked
+async def test_parked_kv_has_a_bound_and_all_of_it_is_freed(service: Service, parking_router: str):
+    limit = max(instance["load"].get("parked_limit_tokens") or 0 for instance in service.instances())
+    async with httpx2.AsyncClient(base_url=parking_router, timeout=60) as client:
+        posted = [
+            asyncio.create_task(client.post("/v1/completions", json=body(f"{number} {LONG}", 50)))
+            for number in range(12)
+        ]
+        await wait_until_async(
+            lambda: (
+                sum(counts.get("queued_requests", 0) for counts in held(service).values()) > 0
+                and sum(counts.get("parked_requests", 0) for counts in held(service).values()) >= 4
+            ),
+            seconds=30,
+            what=lambda: f"parked and waiting prompts, held: {held(service)}",
+        )
+        parked = {name: counts.get("parked_tokens", 0) for name, counts in held(service).items()}
+        for task in posted:
+            task.cancel()
+        await asyncio.gather(*posted, return_exceptions=True)
+
+    assert all(tokens <= limit for tokens in parked.values())
+    wait_idle(service)

@@ -128,7 +128,13 @@ async def test_a_json_schema_is_kept(client: AsyncOpenAI):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 async def test_a_required_tool_is_called_with_valid_arguments(client: AsyncOpenAI, choice):
     whole = await client.chat.completions.create(
-        model=MODEL, messages=QUESTION, temperature=0, max_tokens=400, tools=[WEATHER], tool_choice=choice
+        model=MODEL,
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=400,
+        tools=[WEATHER],
+        tool_choice=choice,
+        parallel_tool_calls=False,
     )
 
     call = whole.choices[0].message.tool_calls[0]
@@ -140,7 +146,9 @@ async def test_a_required_tool_is_called_with_valid_arguments(client: AsyncOpenA
 
 
 async def test_a_streamed_tool_call_adds_up_to_valid_arguments(client: AsyncOpenAI):
-    _, chunks = await streamed(client, max_tokens=400, tools=[WEATHER], tool_choice="required")
+    _, chunks = await streamed(
+        client, max_tokens=400, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False
+    )
 
     calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
     assert calls[0].function.name == "get_weather"

@@ -24,7 +24,7 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
         cache_requests: what WatchCache was asked for.
     """
 
-    def __init__(self, instance_id: str, role: Role = Role.PREFILL, **facts: Any) -> None:
+    def __init__(self, instance_id: str, role: Role = Role.PREFILL, *, token: str = TOKEN, **facts: Any) -> None:
         prefill = role is Role.PREFILL
         values: dict[str, Any] = {
             "instance_id": instance_id, "service": "chat", "incarnation": 1, "http_address": "127.0.0.1:30000",
@@ -34,6 +34,7 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
             "bindings": [engine_pb2.BINDING_LATE, engine_pb2.BINDING_EARLY],
         }  # fmt: skip
         self.id = instance_id
+        self.token = token
         self.role = role
         self.facts: engine_pb2.Instance | None = engine_pb2.Instance(**(values | facts))
         self.silent = False
@@ -125,5 +126,5 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
             queues.remove(queue)
 
     async def _check(self, context: grpc.aio.ServicerContext) -> None:
-        if not metadata_is_valid(context.invocation_metadata() or (), TOKEN):
+        if not metadata_is_valid(context.invocation_metadata() or (), self.token):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the fleet token is missing")

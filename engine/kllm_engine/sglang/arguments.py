@@ -134,6 +134,8 @@ def _identity(settings: EngineSettings) -> dict[str, Value]:
         "page-size": settings.page_size,
         "kv-cache-dtype": _KV_TYPES[settings.kv_type],
         "grammar-backend": "xgrammar",
+        # Without a parser SGLang returns tool calls as text; with it, required and named tools follow their schema.
+        "tool-call-parser": "pythonic",
         "enable-metrics": True,
         # The agent's readiness waits for the plugin's self-check, not for a generated token.
         "skip-server-warmup": True,

@@ -11,8 +11,10 @@ def register() -> None:
     """Register all hooks; SGLang applies them right after."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
+    from kllm_engine.sglang import redaction  # noqa: PLC0415
     from kllm_engine.sglang.hooks import TABLE  # noqa: PLC0415
 
+    redaction.install()
     for target, function, kind in TABLE:
         HookRegistry.register(target, function, HookType[kind])
     if detect_device() == "cpu":
