@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -99,8 +99,8 @@ class AgentClient:
             try:
                 await self._session()
                 reason = "the agent ended a stream"
-            except* (grpc.aio.AioRpcError, TimeoutError, OSError, _Gone) as group:
-                reason = _said(group)
+            except (grpc.aio.AioRpcError, TimeoutError, OSError, _Gone) as error:
+                reason = _said(error)
             self._listener.on_disconnected(self._id, reason, refused=not self._answered)
             if self._answered:
                 pauses = backoff(self._rng)
@@ -110,10 +110,7 @@ class AgentClient:
         async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
             await self._learn_facts(stub)
-            async with asyncio.TaskGroup() as streams:
-                streams.create_task(self._follow_load(stub))
-                streams.create_task(self._follow_requests(stub))
-                streams.create_task(self._follow_cache(stub))
+            await _until_one_ends(self._follow_load(stub), self._follow_requests(stub), self._follow_cache(stub))
 
     async def _learn_facts(self, stub: Any) -> None:
         while True:
@@ -184,11 +181,24 @@ class _Gone(Exception):  # noqa: N818  it ends a session and is no error of the 
     """The agent no longer tells anything."""
 
 
-def _said(group: BaseExceptionGroup[BaseException]) -> str:
-    """The first error's words: the others follow from it."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+async def _until_one_ends(*streams: Coroutine[Any, Any, None]) -> None:
+    """Follow all of them; the first to fail ends the others, and its error is raised.
+
+    A task group would do, but when it is cancelled while a stream fails it raises the failure and drops the
+    cancellation, and `run` would go on for ever.
+    """
+    tasks = [asyncio.ensure_future(stream) for stream in streams]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _said(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error) or type(error).__name__
