@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kllm import logs, ports
+from kllm import abilities, logs, ports
 from kllm.steps import Steps
 from kllm_core.kinds.service import InferenceService
 from kllm_core.objectives import Role
@@ -44,19 +44,6 @@ class Endpoint:
     substrate: ProcessSubstrate
 
 
-def check(service: InferenceService) -> None:
-    """Refuse what one machine cannot do.
-
-    Raises:
-        RefusedError: with the field that says so.
-    """
-    for role, spec in ((Role.PREFILL, service.spec.prefill), (Role.DECODE, service.spec.decode)):
-        if spec.min_replicas == 0:
-            raise RefusedError(
-                f"spec.{role}.minReplicas is 0, and scaling from zero is not available on one machine; use 1 or more"
-            )
-
-
 @contextlib.asynccontextmanager
 async def up(
     service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
@@ -67,7 +54,8 @@ async def up(
         RefusedError: nothing was started.
         SubstrateError: something did not start, or the service is up already.
     """
-    check(service)
+    if problems := abilities.refusals(service):
+        raise RefusedError("\nkllm: ".join(problems))
     substrate = ProcessSubstrate(service, observer=lambda name, kind, event: _tell(steps, name, kind, event))
     async with steps:
         try:
@@ -130,8 +118,8 @@ def _check_ports(address: RouterAddress) -> None:
 async def _started(
     substrate: ProcessSubstrate, service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
 ) -> str:
-    if service.spec.router.replicas > 1:
-        steps.say(f"spec.router.replicas is {service.spec.router.replicas}; on one machine one router is started")
+    for note in abilities.notes(service):
+        steps.say(note)
     url = await _unless_one_fails(substrate, _start(substrate, service, address=address, cache=cache, steps=steps))
     substrate.run.update(phase="Serving")
     return url

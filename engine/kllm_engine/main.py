@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from kllm_core.lifetime import die_with_parent
-from kllm_engine.logs import configure_logs
+from kllm_core.logs import configure_logs
 
 _BAD_ARGUMENTS = 2
 

@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from kllm_core.lifetime import die_with_parent
+from kllm_core.logs import configure_logs
 from kllm_router import arguments as command_line
 from kllm_router.arguments import ArgumentError, Arguments
 from kllm_router.discovery.file import watch_fleet_file
@@ -27,7 +28,6 @@ from kllm_router.frontend.http_server import HttpServer
 from kllm_router.frontend.openai import OpenAiPreparer
 from kllm_router.frontend.tokenizer import ModelFilesError
 from kllm_router.limits import RequestLimits
-from kllm_router.logs import configure_logs
 from kllm_router.metrics import RouterMetrics
 from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
 from kllm_router.proxy.pairing import Pairing

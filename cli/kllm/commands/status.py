@@ -81,17 +81,17 @@ def _rows(run: RunDirectory) -> list[Row]:
     rows = []
     for record in state.processes:
         instance = told.get(record.id, {})
-        load = instance.get("load") if isinstance(instance.get("load"), dict) else instance
+        load = instance.get("load") or {}
         is_router = record.kind == "router"
         rows.append(
             Row(
                 service=state.service,
                 id=record.id,
-                role=str(instance.get("role", record.kind)).lower(),
-                state=_text(instance.get("state")) or (None if record.kind in {"prefill", "decode"} else state.phase),
-                running=_number(load, "running_requests"),
-                queued=_number(load, "queued_requests"),
-                parked=_number(load, "parked_requests"),
+                role=str(instance.get("role", record.kind)),
+                state=instance.get("state") or (None if record.kind in {"prefill", "decode"} else state.phase),
+                running=load.get("running_requests"),
+                queued=load.get("queued_requests"),
+                parked=load.get("parked_requests"),
                 kv_used_share=_share(load),
                 pid=record.pid,
                 pss_bytes=memory.get(record.id),
@@ -146,23 +146,9 @@ def _uptime(started_ticks: int) -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def _number(load: Any, name: str) -> int | None:
-    """A count under its Python or its JSON name."""
-    head, *rest = name.split("_")
-    for key in (name, head + "".join(part.capitalize() for part in rest)):
-        value = load.get(key)
-        if isinstance(value, int):
-            return value
-    return None
-
-
-def _share(load: Any) -> float | None:
-    used, total = _number(load, "kv_used_tokens"), _number(load, "kv_total_tokens")
+def _share(load: dict[str, Any]) -> float | None:
+    used, total = load.get("kv_used_tokens"), load.get("kv_total_tokens")
     return round(used / total, 4) if used is not None and total else None
-
-
-def _text(value: Any) -> str | None:
-    return str(value) if value else None
 
 
 def _print(rows: list[Row]) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kllm_core.fleet import EngineLoad
+from kllm_core.fleet import EngineLoad, Instance
 
 
 class Refused(enum.StrEnum):
@@ -114,3 +114,13 @@ def median(values: Iterable[float]) -> float | None:
     """The middle one, or None of nothing. The lower of two: a guess should rather be slow than fast."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
+def none_serving_message(role: str, instances: Sequence[Instance], excluded: frozenset[str]) -> str:
+    """Why no instance of `role` can take a request; those in `excluded` have failed it."""
+    if not instances:
+        return f"the service has no {role} instance"
+    states = sorted({instance.state.value for instance in instances if instance.id not in excluded})
+    told = f", the others are {', '.join(states)}" if states else ""
+    failed = sum(instance.id in excluded for instance in instances)
+    return f"no {role} instance can serve: {failed} of {len(instances)} failed this request{told}"

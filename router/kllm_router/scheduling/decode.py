@@ -15,6 +15,7 @@ from kllm_router.scheduling.choices import (
     Standing,
     is_fresh,
     median,
+    none_serving_message,
     pick,
     positive,
 )
@@ -87,7 +88,7 @@ def choose_decode(
     """
     usable = [c for c in candidates if c.instance.takes_requests and c.instance.id not in excluded]
     if not usable:
-        return Refusal(Refused.NONE_SERVING, _none_message(candidates, excluded))
+        return Refusal(Refused.NONE_SERVING, none_serving_message("decode", [c.instance for c in candidates], excluded))
     wanted = prompt_tokens + (settings.reserve_tokens if max_new_tokens is None else min(max_new_tokens, _MOST_OUTPUT))
     able = [c for c in usable if _can_ever_hold(c.instance.load, prompt_tokens, max_new_tokens)]
     if not able:
@@ -154,12 +155,3 @@ def _standing(candidate: DecodeCandidate, wanted: int, settings: DecodeSettings)
     if high_water is not None and load.kv_used_tokens + candidate.unreported_tokens + wanted > high_water:
         return Standing.OVER_HIGH_WATER
     return Standing.GOOD
-
-
-def _none_message(candidates: Sequence[DecodeCandidate], excluded: frozenset[str]) -> str:
-    if not candidates:
-        return "the service has no decode instance"
-    states = sorted({c.instance.state.value for c in candidates if c.instance.id not in excluded})
-    told = f", the others are {', '.join(states)}" if states else ""
-    failed = sum(c.instance.id in excluded for c in candidates)
-    return f"no decode instance can serve: {failed} of {len(candidates)} failed this request{told}"

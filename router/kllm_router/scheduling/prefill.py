@@ -16,6 +16,7 @@ from kllm_router.scheduling.choices import (
     Standing,
     is_fresh,
     median,
+    none_serving_message,
     pick,
     positive,
 )
@@ -99,7 +100,9 @@ def choose_prefill(
     """
     usable = [c for c in candidates if c.instance.takes_requests and c.instance.id not in excluded]
     if not usable:
-        return Refusal(Refused.NONE_SERVING, _none_message(candidates, excluded))
+        return Refusal(
+            Refused.NONE_SERVING, none_serving_message("prefill", [c.instance for c in candidates], excluded)
+        )
     queues = _queues(usable, settings)
     room = [queue for queue in queues if queue.drain_seconds <= settings.max_queue_seconds]
     if not room:
@@ -168,12 +171,3 @@ def _standing(load: EngineLoad | None) -> Standing:
     if load.parked_limit_tokens and (load.parked_tokens or 0) >= load.parked_limit_tokens:
         return Standing.FULL
     return Standing.GOOD
-
-
-def _none_message(candidates: Sequence[PrefillCandidate], excluded: frozenset[str]) -> str:
-    if not candidates:
-        return "the service has no prefill instance"
-    states = sorted({c.instance.state.value for c in candidates if c.instance.id not in excluded})
-    told = f", the others are {', '.join(states)}" if states else ""
-    failed = sum(c.instance.id in excluded for c in candidates)
-    return f"no prefill instance can serve: {failed} of {len(candidates)} failed this request{told}"

@@ -1,0 +1,46 @@
+"""What of a manifest one machine does not do: refused if the answer would differ, told otherwise. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kllm_core.kinds.base import Parallelism, TransferBackend
+from kllm_core.kinds.service import InferenceService, ServiceSpec
+from kllm_core.objectives import Binding
+
+_ROLES = ("prefill", "decode")
+
+
+def refusals(service: InferenceService) -> list[str]:
+    """Fields that `kllm up` cannot honour, each with what helps; empty when there is none."""
+    return list(_refusals(service.spec))
+
+
+def notes(service: InferenceService) -> list[str]:
+    """Fields that have no effect here, for people to know."""
+    spec = service.spec
+    told = []
+    if any(getattr(spec, role).max_replicas > getattr(spec, role).min_replicas for role in _ROLES):
+        told.append("on one machine the pools keep minReplicas; they do not grow to maxReplicas yet")
+    if spec.router.replicas > 1:
+        told.append(f"spec.router.replicas is {spec.router.replicas}; on one machine one router is started")
+    if spec.router.binding is Binding.JUST_IN_TIME:
+        told.append("spec.router.binding is JustInTime, which is not available yet; requests are bound late")
+    return told
+
+
+def _refusals(spec: ServiceSpec) -> Iterator[str]:
+    for role in _ROLES:
+        pool = getattr(spec, role)
+        if pool.min_replicas == 0:
+            yield f"spec.{role}.minReplicas is 0, and scaling from zero is not available on one machine; use 1 or more"
+        if pool.parallelism != Parallelism():
+            yield f"spec.{role}.parallelism is not available on one machine yet; leave it out"
+        if pool.slots:
+            yield f"spec.{role}.slots is not available on one machine; leave it out"
+        if pool.template is not None:
+            yield f"spec.{role}.template describes a pod, and there are none on one machine; leave it out"
+    if spec.cache.host_gibibytes:
+        yield "spec.cache.hostGibibytes is not available yet; leave it out or use 0"
+    if spec.transfer_backend is not TransferBackend.MOONCAKE:
+        yield f"spec.transferBackend {spec.transfer_backend} is not available yet; use {TransferBackend.MOONCAKE}"

@@ -1,0 +1,48 @@
+"""What one machine cannot do is refused by its field, and what has no effect is told."""
+
+import pytest
+import yaml
+
+from kllm.abilities import notes, refusals
+from kllm_core.kinds.manifest import parse_service
+
+
+def service(**spec):
+    base = {
+        "model": {"uri": "demo://tiny-random-llama", "name": "m"},
+        "objectives": {"ttftMilliseconds": 1000, "tpotMilliseconds": 150},
+    }
+    document = {"apiVersion": "kllm.io/v1alpha1", "kind": "InferenceService", "metadata": {"name": "s"}}
+    return parse_service(yaml.safe_dump(document | {"spec": base | spec}))
+
+
+def test_the_smallest_manifest_is_neither_refused_nor_commented():
+    assert refusals(service()) == []
+    assert notes(service()) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"prefill": {"minReplicas": 0}, "decode": {"minReplicas": 0}}, "spec.prefill.minReplicas"),
+        ({"prefill": {"parallelism": {"tensor": 2}}}, "spec.prefill.parallelism"),
+        ({"decode": {"slots": 1}}, "spec.decode.slots"),
+        ({"decode": {"template": {"spec": {}}}}, "spec.decode.template"),
+        ({"cache": {"hostGibibytes": 1}}, "spec.cache.hostGibibytes"),
+        ({"transferBackend": "NIXL"}, "spec.transferBackend"),
+    ],
+)
+def test_a_field_that_would_change_the_answer_is_refused_by_name(spec, field):
+    assert any(problem.startswith(field) for problem in refusals(service(**spec)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        ({"prefill": {"maxReplicas": 2}}, "maxReplicas"),
+        ({"router": {"replicas": 2}}, "spec.router.replicas"),
+        ({"router": {"binding": "JustInTime"}}, "JustInTime"),
+    ],
+)
+def test_a_field_without_effect_is_told(spec, word):
+    assert any(word in note for note in notes(service(**spec)))
