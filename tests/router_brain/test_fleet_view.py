@@ -263,10 +263,12 @@ async def test_an_instance_that_failed_the_request_is_left_out(view: AgentFleetV
     assert caught.value.status == 503
 
 
-async def test_a_request_that_fits_no_decode_instance_is_the_clients_error(view: AgentFleetView):
-    for name in ("d0", "d1"):
-        view.book.records[name]._load_values["kv_total_tokens"] = 50
-    await wait_until(lambda: shown(view, "d1")["load"].get("kv_total_tokens") == 50)
+async def test_a_request_that_fits_no_decode_instance_is_the_clients_error(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    for agent in agents[2:]:
+        agent.load(kv_total_tokens=50)
+    await wait_until(lambda: all(shown(view, name)["load"].get("kv_total_tokens") == 50 for name in ("d0", "d1")))
 
     with pytest.raises(ApiError) as caught:
         view.choose_decode(request(max_new_tokens=60), view.book.records["p0"].endpoint)
