@@ -54,12 +54,13 @@ imports: setup ## Check which room imports which
 .PHONY: generate
 generate: setup ## Write generated code again
 	@$(BIN)/python -m grpc_tools.protoc -I core --python_out=core --pyi_out=core --grpc_python_out=core $(PROTOS)
+	@$(BIN)/python -m kllm_core.kinds.reference docs/manifest.md
 
 .PHONY: verify
 verify: generate ## Fail if generated code is not what is committed
-	@test -z "$$(git status --porcelain -- core)" || { \
-	  git --no-pager diff --stat -- core; \
-	  echo "core differs from what is committed: commit the output of 'make generate'" >&2; exit 1; }
+	@test -z "$$(git status --porcelain -- core docs/manifest.md)" || { \
+	  git --no-pager diff --stat -- core docs/manifest.md; \
+	  echo "generated files differ from what is committed: commit the output of 'make generate'" >&2; exit 1; }
 
 .PHONY: presubmit
 presubmit: lint typecheck imports verify test ## Everything that CI checks

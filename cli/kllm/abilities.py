@@ -1,14 +1,16 @@
-"""What of a manifest one machine does not do: refused if the answer would differ, told otherwise. Pure."""
+"""What of a manifest one machine does not do: refused if the answer would differ, told otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from kllm_core.kinds.base import Parallelism, TransferBackend
 from kllm_core.kinds.service import InferenceService, ServiceSpec
 from kllm_core.objectives import Binding
 
 _ROLES = ("prefill", "decode")
+_MOST_INSTANCES = 16
 
 
 def refusals(service: InferenceService) -> list[str]:
@@ -29,7 +31,21 @@ def notes(service: InferenceService) -> list[str]:
     return told
 
 
+def _model_refusals(uri: str) -> Iterator[str]:
+    if "://" in uri:
+        return
+    folder = Path(uri)
+    if not folder.is_dir():
+        yield f"spec.model.uri: there is no folder {folder.absolute()}; for a model of a hub write hf://ORG/NAME"
+    elif not (folder / "config.json").is_file():
+        yield f"spec.model.uri: {folder.absolute()} has no config.json, so it is no model folder"
+
+
 def _refusals(spec: ServiceSpec) -> Iterator[str]:
+    yield from _model_refusals(spec.model.uri)
+    wanted = spec.prefill.min_replicas + spec.decode.min_replicas
+    if wanted > _MOST_INSTANCES:
+        yield f"minReplicas of both roles ask for {wanted} instances; one machine runs at most {_MOST_INSTANCES}"
     for role in _ROLES:
         pool = getattr(spec, role)
         if pool.min_replicas == 0:

@@ -73,13 +73,16 @@ class Router:
     """A router's OpenAI API. A context.
 
     Args:
-        url: its base address, with or without /v1.
+        url: its base address, with or without http:// and /v1.
+        api_key: if it asks for one.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
         base = url.rstrip("/").removesuffix("/v1")
+        base = base if "://" in base else f"http://{base}"
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         # Proxies of the environment are for the outside world; a router is addressed directly.
-        self._client = httpx2.Client(base_url=base, timeout=_TIMEOUT, trust_env=False)
+        self._client = httpx2.Client(base_url=base, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
     def __enter__(self) -> Self:
         """Open."""
@@ -148,12 +151,14 @@ class Router:
 
 
 def _chunks(response: httpx2.Response) -> Iterator[dict[str, Any]]:
+    ended = False
     for line in response.iter_lines():
         if not line.startswith("data:"):
             continue
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
-            return
+            ended = True
+            continue
         try:
             chunk = json.loads(data)
         except ValueError as error:
@@ -161,7 +166,8 @@ def _chunks(response: httpx2.Response) -> Iterator[dict[str, Any]]:
         if isinstance(chunk, dict) and "error" in chunk:
             raise ChatError(_message(chunk) or "the stream ended with an error")
         yield chunk
-    raise ChatError("the stream broke off before its end")
+    if not ended:
+        raise ChatError("the stream broke off before its end")
 
 
 def _text(chunk: dict[str, Any], measured: Measured) -> str:
@@ -191,4 +197,6 @@ def _message(document: Any) -> str | None:
 
 
 def _unreachable(client: httpx2.Client, error: Exception) -> str:
+    if isinstance(error, httpx2.RemoteProtocolError):
+        return f"{client.base_url} broke off its answer: {error}"
     return f"{client.base_url} does not answer: {error or type(error).__name__}"

@@ -46,6 +46,9 @@ def up(
     host: Annotated[str, typer.Option(help="Address that the router listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port of the router; 0 takes a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port; 0 takes a free one.")] = 0,
+    api_key_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Keys that clients may use; left out: none needed.")
+    ] = None,
     cache_dir: Annotated[
         Path | None, typer.Option(help="Where models are kept; left out: $XDG_CACHE_HOME/kllm or ~/.cache/kllm.")
     ] = None,
@@ -53,12 +56,13 @@ def up(
 ) -> None:
     """Serve a model on this machine until Ctrl-C.
 
-    Starts minReplicas of both roles and one router. A second Ctrl-C ends everything at once.
+    Starts minReplicas of both roles and one router, and stops all of them if one of them fails. Requests in work have
+    0.3 s to finish; streams that are cut end with an error event. A second Ctrl-C ends everything at once.
     """
     from kllm.commands import up as command  # noqa: PLC0415
     from kllm_operator.substrate.programs import RouterAddress  # noqa: PLC0415
 
-    address = RouterAddress(host, port, grpc_port)
+    address = RouterAddress(host, port, grpc_port, api_key_file)
     raise typer.Exit(command.run(file, address=address, cache_dir=cache_dir, as_json=json))
 
 
@@ -90,14 +94,17 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the answer while it is made.")] = True,
     url: Url = None,
+    api_key: Annotated[str | None, typer.Option(envvar="KLLM_API_KEY", help="Key, if the router asks for one.")] = None,
 ) -> None:
     """Ask one question and print the answer."""
     from kllm.chat import Question  # noqa: PLC0415
     from kllm.commands import chat as command  # noqa: PLC0415
 
     text = sys.stdin.read() if message == "-" else message
+    if not text.strip():
+        raise typer.BadParameter("there is nothing to say", param_hint="MESSAGE")
     question = Question(text, model=model, max_tokens=max_tokens, temperature=temperature, system=system)
-    raise typer.Exit(command.run(question, url=url, stream=stream))
+    raise typer.Exit(command.run(question, url=url, stream=stream, api_key=api_key))
 
 
 @app.command()

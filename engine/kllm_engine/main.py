@@ -6,6 +6,7 @@ Each subcommand imports only what it needs: the agent neither torch nor sglang, 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,11 @@ def _agent(arguments: argparse.Namespace) -> int:
 def _zygote(arguments: argparse.Namespace) -> int:
     from kllm_engine.start.zygote import serve  # noqa: PLC0415
 
-    return serve(arguments.socket)
+    code = serve(arguments.socket)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking a million imported objects apart takes a second, and nobody gains by it.
+    os._exit(code)
 
 
 def _model(arguments: argparse.Namespace) -> int:

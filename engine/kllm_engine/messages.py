@@ -28,7 +28,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="he
         hooks_missing: hook targets that did not take; each of them is in `problems` too.
         optimistic_attempts: effective value after SGLang's own resets; 0 means that late binding is off.
         binding_reason: why late binding is off, CamelCase; empty when it is on.
-        context_tokens: longest prompt plus output of one request.
+        context_tokens: longest prompt plus output of one request, as it was configured.
+        request_tokens: the same as SGLang keeps it, a few tokens less; a prompt must be shorter than this.
         parked_limit_tokens: watermark of parked KV (0 on decode).
         page_size: tokens per KV page.
     """
@@ -44,6 +45,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="he
     max_total_num_tokens: int
     max_running_requests: int
     context_tokens: int
+    request_tokens: int
     parked_limit_tokens: int
     hooks_installed: list[str]
     hooks_missing: list[str]

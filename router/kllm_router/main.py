@@ -98,6 +98,7 @@ class Router:
             fleet=self.fleet,
             metrics=self.metrics,
             api_keys=arguments.api_keys,
+            fleet_token=arguments.token,
         )
         self.http = HttpServer(application, settings, on_sweep=self.client.sweep)
         self.metrics.connections.set_function(lambda: len(self.http.connections))

@@ -37,7 +37,7 @@ def test_status_shows_each_instance_with_its_load(served):
     result = served.kllm("status")
     assert result.returncode == 0
     line = next(line for line in result.stdout.splitlines() if "chat-prefill-0" in line)
-    assert re.search(r"chat +chat-prefill-0 +prefill +Serving +1 +2 +3 +25% +\d+ +\d+ MiB +127\.0\.0\.1:1 +\d+s", line)
+    assert re.search(r"chat-prefill-0 +Serving +1 +2 +3 +25% +\d+ +\d+", line)
 
 
 def test_status_as_json_has_all_processes(served):

@@ -26,6 +26,7 @@ def hello() -> Hello:
         max_total_num_tokens=1,
         max_running_requests=1,
         context_tokens=1,
+        request_tokens=1,
         parked_limit_tokens=1,
         hooks_installed=[],
         hooks_missing=[],

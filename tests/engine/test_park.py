@@ -56,7 +56,7 @@ def test_overdue_requests_are_told_longest_first():
 
 
 def test_limits_default_to_shares_of_the_engine():
-    assert park_limits({}, pool_tokens=1000, request_slots=16) == ParkLimits(tokens=500, requests=12, seconds=30)
+    assert park_limits({}, pool_tokens=1000, request_slots=16) == ParkLimits(tokens=500, requests=12, seconds=120)
     given_ = {"KLLM_PARKED_LIMIT_TOKENS": "64", "KLLM_PARK_TIMEOUT_SECONDS": "2.5"}
     assert park_limits(given_, pool_tokens=1000, request_slots=1) == ParkLimits(tokens=64, requests=1, seconds=2.5)
 

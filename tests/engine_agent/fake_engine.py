@@ -91,6 +91,7 @@ class FakeScheduler:
             "max_total_num_tokens": 16384,
             "max_running_requests": 16,
             "context_tokens": 8192,
+            "request_tokens": 8192,
             "parked_limit_tokens": 8192,
             "hooks_installed": ["Scheduler.event_loop"],
             "hooks_missing": [],

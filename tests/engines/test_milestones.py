@@ -139,7 +139,7 @@ async def test_the_contract_s_facts_are_those_of_the_engine(prefill: Engine):
     assert facts.role == engine_pb2.ROLE_PREFILL
     assert facts.state == engine_pb2.INSTANCE_STATE_SERVING
     assert engine_pb2.BINDING_LATE in facts.bindings
-    assert (facts.page_size, facts.context_tokens, facts.engine_version) == (16, 4096, "0.5.21")
+    assert (facts.page_size, facts.context_tokens, facts.engine_version) == (16, 4090, "0.5.21")
     assert {phase.name for phase in facts.start_phases} == {"zygote", "fork", "load", "ready"}
 
 

@@ -376,7 +376,52 @@ async def test_shutdown_cuts_and_aborts_what_does_not_finish():
         assert not await r.server.close(drain_seconds=0.05)
         await r.pairing.close()
         assert len(r.prefill.aborts) == 1
+        told = await client.answer()
+        assert told.status == 503
+        assert json.loads(told.body)["error"]["code"] == "router_stopping"
         assert await client.closed()
+
+
+async def test_a_stream_that_shutdown_cuts_ends_with_an_error_event_and_looks_cut():
+    async with router() as r, connected(r) as client:
+
+        async def script(call, reply):
+            reply.begin()
+            reply.chunk(b"data: a\n\n")
+            await asyncio.Event().wait()
+
+        r.prefill_when_asked()
+        r.decode.script = script
+        client.post(stream=True)
+        await client.head()
+        assert await client.chunk() == b"data: a\n\n"
+        assert not await r.server.close(drain_seconds=0.05)
+        event = await client.chunk()
+        assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "router_stopping"
+        assert await client.closed()
+        await r.pairing.close()
+        assert len(r.decode.aborts) == 1
+
+
+async def test_a_client_that_closes_at_the_end_of_its_stream_is_neither_missed_nor_aborted():
+    async with router() as r:
+
+        async def script(call, reply):
+            reply.begin()
+            reply.chunk(b"data: a\n\ndata: [DONE]\n\n")
+            await asyncio.Event().wait()
+
+        r.prefill_when_asked()
+        r.decode.script = script
+        async with connected(r) as client:
+            client.post(stream=True)
+            await client.head()
+            assert b"[DONE]" in await client.chunk()
+            client.leave()
+            await until(lambda: b'code="200",endpoint="/v1/chat/completions"' in r.metrics.text())
+        await r.pairing.close()
+        assert r.decode.aborts == []
+        assert b'code="499"' not in r.metrics.text()
 
 
 async def test_metrics_count_answers_and_times():

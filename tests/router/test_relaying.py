@@ -123,6 +123,17 @@ async def test_headers_name_the_pair_and_echo_the_request_id():
         assert re.fullmatch("[0-9a-f]{32}", (await client.answer()).headers["x-request-id"])
 
 
+async def test_text_that_looks_like_the_end_of_a_stream_is_left_alone():
+    async with router() as r, connected(r) as client:
+        r.prefill_when_asked()
+        r.decode.script = stream("data: [DONE] which is not it", "b")
+        client.post(stream=True, headers={"x-kllm-timing": "1"})
+        answer = await client.answer()
+    assert json.loads(answer.events[0].removeprefix(b"data: "))
+    assert answer.events[-2].startswith(b": kllm {")
+    assert answer.events[-1] == b"data: [DONE]"
+
+
 async def test_stage_times_add_up_to_the_time_to_the_first_token():
     async with router() as r, connected(r) as client:
         r.prefill_when_asked()

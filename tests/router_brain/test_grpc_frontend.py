@@ -143,7 +143,7 @@ async def test_sampling_reaches_the_engine_under_its_names(channel, pairing):
         (Generate(tokens=router_pb2.TokenIds(ids=[512])), "INVALID_ARGUMENT", "tokens"),
         (Generate(chat=router_pb2.Messages()), "INVALID_ARGUMENT", "messages"),
         (Generate(prompt="a", sampling=router_pb2.Sampling(temperature=3)), "INVALID_ARGUMENT", "temperature"),
-        (Generate(prompt="a", sampling=router_pb2.Sampling(max_tokens=5000)), "INVALID_ARGUMENT", "max_tokens"),
+        (Generate(prompt="a", sampling=router_pb2.Sampling(max_tokens=5000)), "INVALID_ARGUMENT", "4096 tokens"),
         (Generate(prompt="a", model="other"), "NOT_FOUND", "other"),
     ],
 )

@@ -128,6 +128,16 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "min_tokens": (CHAT, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     "stop": (CHAT, {"stop": ["a", 1]}, "stop"),
     "too many stops": (CHAT, {"stop": ["a"] * 33}, "stop"),
+    "a long stop": (CHAT, {"stop": ["a" * 257]}, "stop"),
+    "a stop pattern": (CHAT, {"stop_regex": "(.|..)+x"}, "stop_regex"),
+    "a huge grammar": (CHAT, {"ebnf": "root ::= " + '"a" ' * 20_000}, "ebnf"),
+    "a huge schema": (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "x", "schema": {"type": "object", "properties": {f"p{n}": {} for n in range(8000)}},
+        }}},
+        "response_format",
+    ),
     "stream": (CHAT, {"stream": "yes"}, "stream"),
     "stream_options without stream": (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
     "n": (CHAT, {"n": 2}, "n"),

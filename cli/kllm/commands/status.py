@@ -29,6 +29,7 @@ class Row:
         kv_used_share: of the KV cache that requests hold.
         pss_bytes: memory of the process and its descendants, shared pages divided among their users.
         address: URL of a router, address of an instance's agent.
+        grpc: host:port of a router's gRPC server.
     """
 
     service: str
@@ -42,6 +43,8 @@ class Row:
     pid: int
     pss_bytes: int | None
     address: str | None
+    grpc: str | None
+    model: str
     uptime_seconds: float
 
 
@@ -51,8 +54,8 @@ def run(name: str | None, *, as_json: bool) -> int:
     if problem is not None:
         if as_json and name is None:
             print("[]")
-        print(f"kllm: {problem}", file=sys.stderr)
-        _mention_killed(name)
+        if not _mention_killed(name):
+            print(f"kllm: {problem}", file=sys.stderr)
         return 2
     rows = [row for service in names for row in _rows(RunDirectory(service))]
     if as_json:
@@ -62,13 +65,14 @@ def run(name: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _mention_killed(name: str | None) -> None:
+def _mention_killed(name: str | None) -> bool:
     killed = [
         service for service in service_names()
         if name in {None, service} and (run := RunDirectory(service)).read_state() is not None and not run.is_owned
     ]  # fmt: skip
     for service in killed:
         print(f"kllm: `kllm up` of {service!r} was killed; clean up with: kllm down {service}", file=sys.stderr)
+    return bool(killed)
 
 
 def _rows(run: RunDirectory) -> list[Row]:
@@ -96,6 +100,8 @@ def _rows(run: RunDirectory) -> list[Row]:
                 pid=record.pid,
                 pss_bytes=memory.get(record.id),
                 address=state.url if is_router else agents.get(record.id),
+                grpc=state.grpc if is_router else None,
+                model=state.model,
                 uptime_seconds=round(_uptime(record.started), 1),
             )
         )
@@ -156,23 +162,32 @@ def _print(rows: list[Row]) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("SERVICE", "NAME", "ROLE", "STATE"):
-        table.add_column(title, no_wrap=True)
-    for title in ("RUNNING", "QUEUED", "PARKED", "KV", "PID", "PSS"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("ADDRESS", no_wrap=True)
-    table.add_column("UPTIME", justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.service, row.id, row.role, _cell(row.state), _cell(row.running), _cell(row.queued), _cell(row.parked),
-            "-" if row.kv_used_share is None else f"{row.kv_used_share:.0%}",
-            str(row.pid), "-" if row.pss_bytes is None else f"{row.pss_bytes / (1 << 20):.0f} MiB",
-            _cell(row.address), _duration(row.uptime_seconds),
-        )  # fmt: skip
     # Without a terminal the width is unknown, and cut columns would be of no use to a reader.
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
-    console.print(table)
+    for service in dict.fromkeys(row.service for row in rows):
+        mine = [row for row in rows if row.service == service]
+        console.print(_heading(service, mine), soft_wrap=True)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for title in ("NAME", "STATE"):
+            table.add_column(title, no_wrap=True)
+        for title in ("RUNNING", "QUEUED", "PARKED", "KV", "PID", "PSS MIB"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in mine:
+            table.add_row(
+                row.id, _cell(row.state), _cell(row.running), _cell(row.queued), _cell(row.parked),
+                "-" if row.kv_used_share is None else f"{row.kv_used_share:.0%}",
+                str(row.pid), "-" if row.pss_bytes is None else f"{row.pss_bytes / (1 << 20):.0f}",
+            )  # fmt: skip
+        console.print(table)
+
+
+def _heading(service: str, rows: list[Row]) -> str:
+    router = next((row for row in rows if row.role == "router"), None)
+    oldest = _duration(max(row.uptime_seconds for row in rows))
+    if router is None or router.address is None:
+        return f"{service}: {rows[0].model} is starting, for {oldest}"
+    grpc = f", gRPC at {router.grpc}" if router.grpc else ""
+    return f"{service}: {rows[0].model} at {router.address}{grpc}, up for {oldest}"
 
 
 def _cell(value: object) -> str:

@@ -75,7 +75,12 @@ class RoleSpec(Part):
     """Instances of one role."""
 
     min_replicas: int = Field(1, ge=0, le=1000, description="Never fewer instances than this.")
-    max_replicas: int = Field(1, ge=0, le=1000, description="Never more instances than this.")
+    max_replicas: int = Field(
+        default_factory=lambda given: max(1, given["min_replicas"]) if "min_replicas" in given else 1,
+        ge=0,
+        le=1000,
+        description="Never more instances than this; left out: minReplicas, at least 1.",
+    )
     slots: int = Field(0, ge=0, le=1000, description="Pods kept ready to become instances of either role.")
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How one instance spreads.")
     accelerator: Accelerator = Field(default_factory=Accelerator, description="What one instance runs on.")

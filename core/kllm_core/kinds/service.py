@@ -43,7 +43,7 @@ class ModelSpec(Part):
         max_length=4096,
         description="hf://ORG/NAME[@REVISION], a folder with config and safetensors, or demo://smollm2-135m.",
     )
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=253)] = Field(
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=253)] = Field(
         description="Name that clients give in `model`."
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _BYTES = 16_384
 _LINES = 20
+_ARGUMENT_ERROR = ": error: "
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class EngineLog:
         return "\n".join(text.replace(self.secret, "(token)").splitlines()[-_LINES:])
 
     def under(self, message: str) -> str:
-        """A message with the last lines under it."""
+        """A message with the last lines under it; for arguments that SGLang refused, its one sentence says it all."""
         lines = self.last_lines()
+        _, refused, reason = lines.rpartition("\n")[2].partition(_ARGUMENT_ERROR)
+        if refused:
+            return f"{message}: SGLang refused its arguments: {reason}; check engineArgs"
         return f"{message}\nlast lines of {self.path}:\n{lines}" if lines else message

@@ -155,7 +155,7 @@ class Starter:
             bootstrap_port=self._launch.ports.bootstrap,
             page_size=hello.page_size,
             kv_type=hello.kv_type,
-            context_tokens=hello.context_tokens,
+            context_tokens=hello.request_tokens,
             kv_total_tokens=hello.max_total_num_tokens,
             max_running_requests=hello.max_running_requests,
             engine_version=hello.engine_version,

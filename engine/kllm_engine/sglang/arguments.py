@@ -18,7 +18,8 @@ Value = bool | int | float | str | None
 OPTIMISTIC_ATTEMPTS = 1_000_000
 """As good as unbounded: a prompt may be prefilled before its decode instance is known, however often it yields."""
 
-DEFAULT_PARK_TIMEOUT_SECONDS = 30.0
+DEFAULT_PARK_TIMEOUT_SECONDS = 120.0
+"""Twice what routers wait for a first token: KV that is parked longer has lost its router."""
 
 _QUEUE_ALLOWANCE_SECONDS = 3600
 """SGLang's own bootstrap timeout runs from the arrival; it must outlast queue, prefill and park together."""
@@ -99,8 +100,13 @@ def import_environment(device: Device) -> dict[str, str]:
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "kllm_engine.sglang.families",
     }
     if device == "cpu":
-        # One thread per server: several servers share the cores, and waiting OpenMP threads would spin on them.
-        return common | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+        return common | {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            # One thread per server: several servers share the cores, and waiting OpenMP threads would spin on them.
+            "OMP_NUM_THREADS": "1",
+            # Some samplers would be compiled on first use, half a minute in which the scheduler serves nobody.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
     return common | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
+from kllm_engine.messages import AGENT_SOCKET_VARIABLE
 from kllm_engine.sglang.observation import MATCHED_TOKENS_ATTRIBUTE
 from kllm_engine.sglang.reporter import Reporter
 from kllm_engine.sglang.selfcheck import create_reporter
@@ -173,6 +175,12 @@ def pop_bootstrapped(original: Callable[..., Any], queue: Any, *arguments: Any, 
             request.prefill_attempt_count = count
 
 
+def load_snapshot_file(original: Callable[[str], str], name: str) -> str:
+    """SGLang's processes share loads in a file that they leave behind; beside the agent's socket it is cleaned up."""
+    agent_socket = os.environ.get(AGENT_SOCKET_VARIABLE)
+    return original(name) if agent_socket is None else f"{agent_socket}.loads"
+
+
 def _aborted(scheduler: Any, request: Any) -> None:
     reporter = _reporter(scheduler)
     reporter.give_up(request, "the request was aborted")
@@ -210,5 +218,6 @@ TABLE: tuple[tuple[str, Callable[..., Any], Literal["AFTER", "AROUND"]], ...] = 
     (f"{_SENDER}.abort", aborted_sender, "AFTER"),
     (f"{_QUEUE}.create_sender", created_sender, "AFTER"),
     (f"{_QUEUE}.pop_bootstrapped", pop_bootstrapped, "AROUND"),
+    ("sglang.srt.managers.load_snapshot.shm_path_for", load_snapshot_file, "AROUND"),
 )
 """Target, function, kind. A target that cannot be hooked is a reason to refuse service."""

@@ -62,7 +62,7 @@ def create_reporter(scheduler: Any, targets: Sequence[str]) -> tuple[Reporter, H
 
 
 def park_limits(environment: Mapping[str, str], *, pool_tokens: int, request_slots: int) -> ParkLimits:
-    """Limits of parked KV: half of the pool, three quarters of the slots and 30 s, or what the environment says.
+    """Limits of parked KV: half of the pool, three quarters of the slots and 120 s, or what the environment says.
 
     Raises:
         ValueError: a value is no positive number; the message names the variable.
@@ -125,6 +125,7 @@ def _hello(
         max_total_num_tokens=pool,
         max_running_requests=int(scheduler.max_running_requests),
         context_tokens=context,
+        request_tokens=int(scheduler.max_req_input_len),
         parked_limit_tokens=limits.tokens if role == "prefill" else 0,
         hooks_installed=installed,
         hooks_missing=missing,

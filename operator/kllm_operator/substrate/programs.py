@@ -31,11 +31,17 @@ class Programs:
 
 @dataclass(frozen=True)
 class RouterAddress:
-    """Where the router is to listen; port 0 lets the kernel choose."""
+    """Where the router is to listen, and to whom.
+
+    Attributes:
+        port: 0 lets the kernel choose, as for `grpc_port`.
+        api_key_file: keys that clients may use, one a line; None lets everyone in.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 0
+    api_key_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Commands:
             "--page-size", str(spec.cache.page_size),
             "--binding", spec.router.binding.value,
             "--drain-seconds", str(_ROUTER_DRAIN_SECONDS),
+            *(() if address.api_key_file is None else ("--api-key-file", str(address.api_key_file))),
             *self._parent(),
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import secrets
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+_MODELS = "/v1/models/"
+_STATUS = "/kllm/v1/status"
+"""Whoever has the fleet token may read it too."""
 _GENERATE = frozenset({"/v1/chat/completions", "/v1/completions"})
-_READ = frozenset({"/v1/models", "/healthz", "/readyz", "/metrics", "/kllm/v1/status"})
+_READ = frozenset({"/v1/models", "/healthz", "/readyz", "/metrics", _STATUS})
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
 """Routes that need no API key: probes and scrapers have none."""
 
-_MODELS = "/v1/models/"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
@@ -44,18 +47,20 @@ class RouterApplication:
         fleet: FleetView,
         metrics: RouterMetrics,
         api_keys: frozenset[str] = frozenset(),
+        fleet_token: str = "",
     ) -> None:
         self._preparer = preparer
         self._pairing = pairing
         self._fleet = fleet
         self._metrics = metrics
         self._api_keys = [key.encode() for key in api_keys]
+        self._status_keys = [*self._api_keys, *([fleet_token.encode()] if fleet_token else [])]
         self._pages: dict[str, Callable[[], HttpResponse]] = {
             "/v1/models": self._models,
             "/healthz": lambda: HttpResponse(200, b'{"status":"ok"}'),
             "/readyz": self._ready,
             "/metrics": lambda: HttpResponse(200, self._metrics.text(), CONTENT_TYPE),
-            "/kllm/v1/status": lambda: HttpResponse(200, orjson.dumps(self._fleet.status(), default=str)),
+            _STATUS: lambda: HttpResponse(200, orjson.dumps(self._fleet.status(), default=str)),
         }
 
     # --- see `kllm_router.frontend.connection.Application`
@@ -75,24 +80,32 @@ class RouterApplication:
         self._metrics.answered("invalid", error.status)
         return _rendered(error, [])
 
+    def cut(self, responder: Responder) -> None:
+        """Say why an answer in work ends now."""
+        error = errors.unavailable("the router is stopping", code="router_stopping")
+        if responder.started:
+            responder.write(errors.error_event(error))
+        else:
+            responder.send(_rendered(error, []))
+        responder.finished = True
+
     async def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Answer an admitted request."""
         status = 500
-        with self._metrics.inflight.track_inprogress():
-            try:
-                status = await self._answer(request, responder)
-            except ApiError as error:
-                status = error.status
-                responder.send(_rendered(error, [_request_id(request)]))
-            except Exception:  # noqa: BLE001  logged, counted, and told to the client
-                _log.exception("request failed", path=request.path)
-                failure = ApiError(500, "the router failed; its log says why", type=errors.SERVER_ERROR)
-                responder.send(_rendered(failure, [_request_id(request)]))
-            except BaseException:
-                status = 499
-                raise
-            finally:
-                self._metrics.answered(_endpoint(request.path), status)
+        try:
+            status = await self._answer(request, responder)
+        except ApiError as error:
+            status = error.status
+            responder.send(_rendered(error, [_request_id(request)]))
+        except Exception:  # noqa: BLE001  logged, counted, and told to the client
+            _log.exception("request failed", path=request.path)
+            failure = ApiError(500, "the router failed; its log says why", type=errors.SERVER_ERROR)
+            responder.send(_rendered(failure, [_request_id(request)]))
+        except BaseException:
+            status = 499
+            raise
+        finally:
+            self._metrics.answered(_endpoint(request.path), status)
 
     # --- inside
 
@@ -118,7 +131,8 @@ class RouterApplication:
             return True
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         given = key.strip().encode("latin-1", "replace")
-        matches = [hmac.compare_digest(given, known) for known in self._api_keys]
+        keys = self._status_keys if request.path == _STATUS else self._api_keys
+        matches = [hmac.compare_digest(given, known) for known in keys]
         return scheme.lower() == "bearer" and any(matches)
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> int:
@@ -126,7 +140,8 @@ class RouterApplication:
             responder.send(HttpResponse(204, headers=[("allow", _allowed(request.path)), _request_id(request)]))
             return 204
         if request.path in _GENERATE:
-            return await self._generate(request, responder)
+            with self._metrics.inflight.track_inprogress():
+                return await self._generate(request, responder)
         if request.path.startswith(_MODELS):
             response = self._model(request.path.removeprefix(_MODELS))
         else:
@@ -148,7 +163,12 @@ class RouterApplication:
         responder.on_pause = exchange.pause
         responder.on_resume = exchange.resume
         responder.begin("text/event-stream; charset=utf-8", [*_STREAM_HEADERS, *headers])
-        error = await exchange.relay(responder.write)
+        try:
+            error = await exchange.relay(responder.write)
+        except asyncio.CancelledError:
+            if not exchange.complete:
+                raise
+            return 200  # a client may close as soon as it has read the end of its stream
         if error is not None:
             responder.write(errors.error_event(error))
             responder.keep_alive = False
@@ -162,7 +182,7 @@ class RouterApplication:
         for model in self._preparer.models():
             if model.get("id") == name:
                 return HttpResponse(200, orjson.dumps(model))
-        raise ApiError(404, f"there is no model {name!r}", param="model", code="model_not_found")
+        raise errors.no_such_model(name, [str(model["id"]) for model in self._preparer.models()])
 
     def _ready(self) -> HttpResponse:
         if self._fleet.ready:

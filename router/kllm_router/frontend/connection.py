@@ -39,6 +39,10 @@ class Application(Protocol):
         """The response for what is not even a request."""
         ...
 
+    def cut(self, responder: Responder) -> None:
+        """Say why an answer in work ends now."""
+        ...
+
 
 class Owner(Protocol):
     """The server that a connection belongs to."""
@@ -180,6 +184,16 @@ class HttpConnection(asyncio.Protocol):
         """End now."""
         if self._transport is not None:
             self._transport.abort()
+
+    def cut(self) -> None:
+        """End now; whoever waits for an answer is told why."""
+        if self._transport is None:
+            return
+        if self._responder is not None:
+            self._owner.application.cut(self._responder)
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.close()
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -367,8 +381,11 @@ class HttpConnection(asyncio.Protocol):
             if not task.cancelled():
                 task.exception()  # the application has logged it; here it only counts as seen
             return
-        if task.cancelled() or task.exception() is not None or responder is None or not responder.finished:
+        if responder is None or not responder.finished:
             self._transport.abort()  # a cut stream must not look like a complete one
+            return
+        if task.cancelled() or task.exception() is not None:
+            self._transport.close()
             return
         self._complete(responder)
         self._next()

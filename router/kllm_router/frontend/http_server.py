@@ -76,9 +76,12 @@ class HttpServer:
         await self._flush(deadline)
         cut = self._busy()
         for connection in list(self.connections):
-            connection.abort()
+            connection.cut()
         if cut:
             await asyncio.wait(cut, timeout=1.0)
+            await asyncio.sleep(0)  # lets transports write what cut answers were told
+        for connection in list(self.connections):
+            connection.abort()
         if self._sweeper is not None:
             self._sweeper.cancel()
         return not cut

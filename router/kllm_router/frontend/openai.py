@@ -17,6 +17,7 @@ from kllm_router.frontend.tokenizer import ModelTokenizer, read_json
 from kllm_router.frontend.validation import CHAT, COMPLETIONS, check_fields, check_token_ids
 from kllm_router.interfaces import ApiError, EngineRequest
 from kllm_router.limits import RequestLimits
+from kllm_router.proxy.errors import no_such_model
 
 _Result = TypeVar("_Result")
 
@@ -150,8 +151,7 @@ class OpenAiPreparer:
         if not isinstance(name, str):
             raise refuse("model", "must be text")
         if name != self._model.name:
-            message = f"The model `{name[:200]}` does not exist; this service has `{self._model.name}`."
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise no_such_model(name, [self._model.name])
 
     def check_length(
         self, prompt_tokens: int, max_new_tokens: int | None, *, param: str, limit_param: str = "max_tokens"
@@ -165,16 +165,13 @@ class OpenAiPreparer:
         if not known or (prompt_tokens < min(known) and prompt_tokens + asked <= min(known)):
             return
         limit, code = min(known), "context_length_exceeded"
-        if asked >= limit:
-            message = f"{limit_param}: is too large: {asked}. This model's maximum context length is {limit} tokens."
-            raise ApiError(400, message, param=limit_param, code=code)
         where = "the messages" if param == "messages" else "the prompt"
         message = (
             f"This model's maximum context length is {limit} tokens. However, you requested {prompt_tokens + asked} "
             f"tokens ({prompt_tokens} in {where}, {asked} in the completion). Please reduce the length of {where} or "
             "completion."
         )
-        raise ApiError(400, message, param=param, code=code)
+        raise ApiError(400, message, param=limit_param if asked >= limit else param, code=code)
 
     def check_characters(self, characters: int, *, param: str) -> None:
         """Raise ApiError 400 for a text that cannot fit, before it costs anything."""

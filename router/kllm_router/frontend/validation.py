@@ -7,13 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from kllm_router.frontend.messages import refuse
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 _MAX_STOP = 32
-_MAX_GRAMMAR_CHARACTERS = 256 * 1024
+_MAX_STOP_CHARACTERS = 256
+_MAX_GRAMMAR_CHARACTERS = 64 * 1024
+"""Compiling a grammar takes seconds for each hundred thousand characters, and an engine compiles few at a time."""
+
 _MAX_LOGIT_BIAS = 4096
 _INT64 = 2**63
 
@@ -29,6 +34,7 @@ REFUSED: Mapping[str, str] = {
     "request_id": _ROUTING, "conversation_id": _ROUTING, "priority": "is not offered to clients",
     # Code and what it is given.
     "custom_logit_processor": _CODE, "custom_params": _CODE,
+    "stop_regex": "is not offered: a hard pattern would stop the engine's scheduler; use stop",
     # State, files and what shows a model's inside.
     "input_ids": "is made by the router from messages or prompt; /v1/completions takes token ids in prompt",
     "input_embeds": _STATE, "positional_embed_overrides": _STATE, "session_id": _STATE, "session_params": _STATE,
@@ -92,6 +98,8 @@ def _stop(value: Any) -> str | None:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return "must be text or a list of texts"
+    if any(len(text) > _MAX_STOP_CHARACTERS for text in texts):
+        return f"has a text of more than {_MAX_STOP_CHARACTERS} characters"
     return f"has {len(texts)} texts, at most {_MAX_STOP} are allowed" if len(texts) > _MAX_STOP else None
 
 
@@ -115,7 +123,12 @@ def _response_format(value: Any) -> str | None:
             return 'needs json_schema: {"name": "...", "schema": {...}}'
         if isinstance(inner, dict) and not isinstance(inner.get("name"), str):
             return "needs json_schema.name"
-    return None
+    return _size(value)
+
+
+def _size(value: Any) -> str | None:
+    written = len(orjson.dumps(value))
+    return f"has more than {_MAX_GRAMMAR_CHARACTERS} bytes of JSON" if written > _MAX_GRAMMAR_CHARACTERS else None
 
 
 def _stream_options(value: Any) -> str | None:
@@ -131,7 +144,7 @@ _SHARED: Mapping[str, Check] = {
     "max_tokens": _COUNT, "temperature": _Number(0, 2), "top_p": _Number(0, 1, above=True),
     "frequency_penalty": _Number(-2, 2), "presence_penalty": _Number(-2, 2),
     "repetition_penalty": _Number(0, 2, above=True), "min_p": _Number(0, 1), "min_tokens": _Number(0, _INT64 - 1, True),
-    "seed": _Number(-_INT64, _INT64 - 1, whole=True), "stop": _stop, "stop_regex": _stop, "stream": _boolean,
+    "seed": _Number(-_INT64, _INT64 - 1, whole=True), "stop": _stop, "stream": _boolean,
     "stream_options": _stream_options, "n": _one, "best_of": _one, "user": _text, "ignore_eos": _boolean,
     "skip_special_tokens": _boolean, "no_stop_trim": _boolean, "regex": _grammar, "ebnf": _grammar,
     "response_format": _response_format, "cache_salt": _text,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -12,6 +14,11 @@ SERVER_ERROR = "server_error"
 _CLIENT_STATUSES = frozenset({400, 404, 413, 415, 422})
 _CODES = {429: "rate_limit_exceeded", 503: "engine_unavailable", 504: "timeout"}
 _MESSAGE_LIMIT = 2000
+_SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+"""Time and source line that the grammar library puts before its words."""
+_TRACE = "\n\n  File "
+_GRAMMAR_DEAD_END = "Grammar accept_token failed"
+_PARK_TIMEOUT = "no decode instance took the KV"
 
 
 def unavailable(message: str, *, code: str = "engine_unavailable") -> ApiError:
@@ -29,6 +36,13 @@ def bad_gateway(message: str) -> ApiError:
     return ApiError(502, message, type=SERVER_ERROR, code="engine_error")
 
 
+def no_such_model(name: str, models: Sequence[str]) -> ApiError:
+    """404: the client asked for another model than those of the service."""
+    there_are = ", ".join(f"`{model}`" for model in models)
+    message = f"The model `{name[:200]}` does not exist; this service has {there_are}."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
 def from_engine(status: int, body: bytes, *, instance: str) -> ApiError:
     """Map an engine's error answer.
 
@@ -38,7 +52,12 @@ def from_engine(status: int, body: bytes, *, instance: str) -> ApiError:
         instance: named in messages that are not the client's fault.
     """
     said = _said(body)
-    message = str(said.get("message") or said.get("detail") or f"HTTP status {status}")[:_MESSAGE_LIMIT]
+    message = str(said.get("message") or said.get("detail") or f"HTTP status {status}")
+    message = _SOURCE_PLACE.sub("", message).partition(_TRACE)[0].strip()[:_MESSAGE_LIMIT]
+    if _GRAMMAR_DEAD_END in message:
+        return ApiError(400, "the grammar or JSON schema allows no further token", code="invalid_grammar")
+    if _PARK_TIMEOUT in message:
+        return unavailable(f"{instance}: no decode instance took the request in time", code="overloaded")
     if status in _CLIENT_STATUSES:
         param = said.get("param")
         return ApiError(status, message, param=param if isinstance(param, str) else None, code=_code(said))

@@ -151,6 +151,11 @@ class Exchange:
         return self.request.stream
 
     @property
+    def complete(self) -> bool:
+        """Whether the client has been told the end of its stream."""
+        return self.decode is not None and self.decode.clean
+
+    @property
     def body(self) -> bytes:
         """The whole answer of a request that is not streamed."""
         return self._relay.peek()

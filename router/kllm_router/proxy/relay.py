@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 Sink = Callable[[bytes], None]
 """Takes body bytes; must not wait and must not raise."""
 
-# None of these can be inside a JSON string, where quotes are escaped.
+# None of these can be inside a JSON string, where quotes and line ends are escaped.
 _USAGE = b'"usage":{'
-_DONE = b"data: [DONE]"
+_DONE = b"data: [DONE]\n"
 _ERROR = b'data: {"error"'
 
 _COUNTS = {
@@ -39,6 +39,7 @@ class Relay:
         done: done when the answer is complete or lost, and all of it was given to the sink.
         error: why it was lost, or None.
         failed: the stream itself told of an error.
+        complete: the end of the stream has been told to the client; only its framing may follow.
         first_at: when the first body bytes came, on the monotonic clock.
         last_at: when the last ones came.
         comment: gives one line for the client to insert before the end of the stream.
@@ -52,6 +53,7 @@ class Relay:
         self.content_type = ""
         self.error: UpstreamError | None = None
         self.failed = False
+        self.complete = False
         self.first_at: float | None = None
         self.last_at = 0.0
         self.usage = Usage()
@@ -92,11 +94,13 @@ class Relay:
             data = self._take_usage(data)
         if _ERROR in data:
             self.failed = True
-        if self.comment is not None and _DONE in data:
+        ending = _DONE in data
+        if self.comment is not None and ending:
             data = self._insert_comment(data, self.comment)
         if self._sink is not None:
             if data:
                 self._sink(data)
+            self.complete = self.complete or ending
             return
         self._keep(data)
         if self._kept_bytes > self._limits.unread_bytes and self.call is not None:
@@ -128,6 +132,7 @@ class Relay:
         kept = self.take()
         if kept:
             sink(kept)
+            self.complete = _DONE in kept
         if ended:
             _finish(self.done)
 

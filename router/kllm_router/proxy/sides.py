@@ -156,8 +156,8 @@ class DecodeSide:
     def clean(self) -> bool:
         """Whether the whole answer has come and was good."""
         relay = self.relay
-        complete = relay.call is not None and relay.call.receiver is None and relay.first.done()
-        return complete and relay.error is None and relay.status == 200 and not relay.failed
+        ended = relay.call is not None and relay.call.receiver is None and relay.first.done()
+        return (ended or relay.complete) and relay.error is None and relay.status == 200 and not relay.failed
 
     @property
     def may_run(self) -> bool:
