@@ -6,6 +6,8 @@ import argparse
 import json
 import multiprocessing
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,26 +172,43 @@ def test_the_demo_model_has_its_turn_end_and_template(smollm):
     assert config["num_hidden_layers"] == 30
 
 
+COMPARE_WITH_THE_PACKAGES_OWN_READER = """
+import os, sys
+import gguf
+import numpy as np
+from safetensors import safe_open
+
+packaged, made = sys.argv[1:]
+source = {tensor.name: tensor for tensor in gguf.GGUFReader(packaged).tensors}
+
+def original(name):
+    return gguf.dequantize(source[name].data, source[name].tensor_type)
+
+with safe_open(made, "numpy") as made:
+    assert len(made.keys()) == len(source) == 272
+    for ours, theirs in (("token_embd", "embed_tokens"), ("blk.3.ffn_down", "layers.3.mlp.down_proj")):
+        assert np.array_equal(made.get_tensor(f"model.{theirs}.weight"), original(f"{ours}.weight"))
+    # transformers keeps the halves of a head apart where GGUF keeps pairs.
+    for ours, theirs, heads in (("attn_q", "q_proj", 9), ("attn_k", "k_proj", 3)):
+        kept = original(f"blk.29.{ours}.weight")
+        pairs = kept.reshape(heads, 32, 2, 576)
+        expected = np.concatenate([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(kept.shape)
+        assert np.array_equal(made.get_tensor(f"model.layers.29.self_attn.{theirs}.weight"), expected)
+print("equal", flush=True)
+os._exit(0)
+"""
+
+
 def test_the_demo_models_weights_are_those_of_the_package(smollm):
-    """Compared with the gguf package's own reader and with the layout that transformers gives them."""
-    import gguf
-    import numpy as np
-    from safetensors import safe_open
+    """Compared in a process of its own: what the gguf package imports crashes an interpreter that ends."""
+    arguments = [str(smollm2._packaged_file()), str(smollm / "model.safetensors")]
 
-    source = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2._packaged_file()).tensors}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARE_WITH_THE_PACKAGES_OWN_READER, *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
 
-    def original(name: str):
-        return gguf.dequantize(source[name].data, source[name].tensor_type)
-
-    with safe_open(str(smollm / "model.safetensors"), "numpy") as made:
-        assert len(made.keys()) == len(source) == 272
-        for ours, theirs in (("token_embd", "embed_tokens"), ("blk.3.ffn_down", "layers.3.mlp.down_proj")):
-            assert np.array_equal(made.get_tensor(f"model.{theirs}.weight"), original(f"{ours}.weight"))
-        for ours, theirs, heads in (("attn_q", "q_proj", 9), ("attn_k", "k_proj", 3)):
-            kept = original(f"blk.29.{ours}.weight")
-            pairs = kept.reshape(heads, 32, 2, 576)
-            expected = np.concatenate([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(kept.shape)
-            assert np.array_equal(made.get_tensor(f"model.layers.29.self_attn.{theirs}.weight"), expected)
+    assert done.stdout == "equal\n", done.stderr
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path):
@@ -243,8 +262,5 @@ def test_the_command_prints_json_lines(tmp_path, capsys):
 
 
 def test_resolving_needs_no_torch():
-    import subprocess
-    import sys
-
     program = f"import sys, {resolve_module.__name__}, kllm_engine.models.command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
