@@ -41,6 +41,10 @@ class FakeRecipe:
         if "fake-exit" in options:
             sys.stdout.write("fake engine: no room for weights\n")
             raise SystemExit(int(options["fake-exit"]))
+        once = options.get("fake-exit-once")
+        if once is not None and not os.path.exists(once):  # noqa: PTH110
+            open(once, "x").close()  # noqa: PTH123
+            raise SystemExit(1)
         _child("sglang::detokenizer", _sleep_forever)
         _child("sglang::scheduler", lambda: FakeScheduler(options).run())
         _serve_http(options)

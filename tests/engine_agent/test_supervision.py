@@ -92,6 +92,13 @@ async def test_an_engine_that_ends_while_it_starts_is_told_with_its_status_and_l
     assert await agent.exit_code() == 1
 
 
+async def test_an_engine_that_ends_once_while_it_starts_gets_a_second_try(agents, tmp_path) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start(engine_args={"fake-exit-once": str(tmp_path / "ended")})
+    await agent.event("serving")
+    assert (tmp_path / "ended").exists()
+
+
 async def test_a_start_that_takes_too_long_is_given_up_naming_the_flag(agents) -> None:
     agent = agents("chat-prefill-0")
     await agent.start("--start-timeout", "2", engine_args={"fake-silent": True})

@@ -135,8 +135,8 @@ def start(document: dict[str, Any], folder: Path, *arguments: str) -> subprocess
     )
 
 
-def wait_event(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
-    """Read events until one of this name comes."""
+def wait_event(process: subprocess.Popen[str], event: str, *, errors: Path | None = None) -> dict[str, Any]:
+    """Read events until one of this name comes; `errors` is the file that explains why none does."""
     seen = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -144,7 +144,8 @@ def wait_event(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
         if told["event"] == event:
             return told
         seen.append(line)
-    raise AssertionError(f"`kllm up` ended with {process.wait(10)} before {event!r}:\n{''.join(seen[-20:])}")
+    told = f"`kllm up` ended with {process.wait(10)} before {event!r}"
+    raise AssertionError("\n".join([told, *seen[-20:], errors.read_text() if errors is not None else ""]))
 
 
 @contextmanager
@@ -155,7 +156,7 @@ def up(document: dict[str, Any], *arguments: str) -> Iterator[Service]:
         folder = Path(name)
         process = start(document, folder, "--port", str(free_port()), *arguments)
         try:
-            serving = wait_event(process, "serving")
+            serving = wait_event(process, "serving", errors=folder / "up.err")
             run = folder / "kllm" / document["metadata"]["name"]
             service = Service(process, serving["url"], serving["grpc"], run, environment_in(folder))
             wait_until(

@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 
 from kllm_core.fleet import InstanceState
-from kllm_engine.agent.exceptions import RefusedError, StartError
+from kllm_engine.agent.exceptions import EndedError, RefusedError, StartError
 from kllm_engine.agent.instance import Instance, InstanceFacts, Phase
 from kllm_engine.agent.launch import Launch
 from kllm_engine.agent.logtail import EngineLog
@@ -133,7 +133,8 @@ class Starter:
             await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
-            raise StartError(self._log.under(f"the engine ended while it started, {exit_words(ended.result())}"))
+            status = ended.result()
+            raise EndedError(self._log.under(f"the engine ended while it started, {exit_words(status)}"), status=status)
         finally:
             waiting.cancel()
             ended.cancel()

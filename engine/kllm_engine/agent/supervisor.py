@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from kllm_core.fleet import InstanceState
-from kllm_engine.agent.exceptions import DeadError, EngineError
+from kllm_engine.agent.exceptions import DeadError, EndedError, EngineError
 from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.launch import Launch
 from kllm_engine.agent.loads import LoadBook
@@ -28,6 +28,8 @@ _TICK_SECONDS = 0.25
 _HTTP_CHECK_SECONDS = 5.0
 _HTTP_TIMEOUT_SECONDS = 5.0
 _EXIT_SECONDS = 10.0
+_ARGUMENTS_REFUSED = 2
+"""Exit code of a command line that does not know its arguments: a second try would end alike."""
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +61,7 @@ class Supervisor:
         self._loads = loads
         self._log = EngineLog(settings.log_path, settings.token)
         self._limits = Limits(heartbeat=settings.heartbeat_timeout_seconds, step=settings.step_timeout_seconds)
-        self._starter = Starter(settings, launch=launch, instance=instance, reports=reports)
+        self._starter = self._new_starter()
         self._parts: list[Process] = []
         self._stopped_since: float | None = None
         self._http_seen = 0.0
@@ -74,7 +76,7 @@ class Supervisor:
             EngineError: it did not start, was refused, died or hung.
         """
         try:
-            started = await self._starter.run()
+            started = await self._start()
             server = self._starter.server
             if server is None:
                 raise DeadError("the engine is gone")
@@ -86,6 +88,22 @@ class Supervisor:
             raise
         finally:
             await asyncio.shield(self._end())
+
+    async def _start(self) -> StartedEngine:
+        """Start the engine; one that ends by itself gets a second try, with other ports: its own may be taken."""
+        try:
+            return await self._starter.run()
+        except EndedError as error:
+            if error.status == _ARGUMENTS_REFUSED:
+                raise
+            _log.warning("the engine ended while it started; trying once more", error=str(error))
+        await self._end()
+        self._launch = Launch.prepare(self._settings)
+        self._starter = self._new_starter()
+        return await self._starter.run()
+
+    def _new_starter(self) -> Starter:
+        return Starter(self._settings, launch=self._launch, instance=self._instance, reports=self._reports)
 
     def _serve(self, server: ForkedServer, started: StartedEngine) -> None:
         self._parts = [part for part in members(server.pid) if part.pid == server.pid or part.is_engine_part]
