@@ -122,6 +122,61 @@ def demo(
     raise typer.Exit(command.run(file, cache_dir=cache_dir))
 
 
+@app.command()
+def bench(
+    rate: Annotated[float | None, typer.Option(help="Requests per second; with --duration.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds of load; cuts a trace.")] = None,
+    arrivals: Annotated[str, typer.Option(help="poisson or constant.")] = "poisson",
+    trace: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Replay a file: Mooncake JSON lines, Azure or ServeGen CSV."),
+    ] = None,
+    speed: Annotated[float | None, typer.Option(help="Replay that many times as fast.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay the first so many requests.")] = None,
+    isl: Annotated[
+        str | None, typer.Option(help="Prompt tokens: 512, uniform:100-900 or lognormal:512:0.6. \\[default: 512]")
+    ] = None,
+    osl: Annotated[str | None, typer.Option(help="Answer tokens, likewise. \\[default: 128]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed sends the same load.")] = 0,
+    url: Annotated[str, typer.Option(help="Base address of the endpoint.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model name; left out: the first that is listed.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="KLLM_API_KEY", help="Key, if it asks for one.")] = None,
+    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of exact length (SGLang, vLLM).")
+    ] = True,
+    max_in_flight: Annotated[int, typer.Option(min=1, help="A request beyond counts as rejected.")] = 1024,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 120.0,
+    drain: Annotated[
+        float | None, typer.Option(help="Seconds to wait after the last request; left out: the timeout.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests sent before, one by one, and not counted.")] = 0,
+    ttft_ms: Annotated[float | None, typer.Option(help="Objective for the time to first token.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="Objective for the time per token after it.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write every request and the summary here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a PNG here; needs matplotlib.")] = None,
+) -> None:
+    """Send a load to any OpenAI endpoint in open loop and report latencies and SLO attainment.
+
+    Requests go out at their times, whether or not earlier ones are answered. Ctrl-C ends it with a report.
+    """
+    from kllm.bench.arrivals import Arrivals  # noqa: PLC0415
+    from kllm.bench.settings import Settings  # noqa: PLC0415
+    from kllm.commands import bench as command  # noqa: PLC0415
+
+    if arrivals not in set(Arrivals):
+        raise typer.BadParameter(f"{arrivals!r} must be poisson or constant", param_hint="--arrivals")
+    if endpoint not in {"completions", "chat"}:
+        raise typer.BadParameter(f"{endpoint!r} must be completions or chat", param_hint="--endpoint")
+    settings = Settings(
+        rate=rate, duration=duration, arrivals=Arrivals(arrivals), trace=trace, speed=speed, limit=limit,
+        isl=isl, osl=osl, seed=seed, url=url, model=model, api_key=api_key, chat=endpoint == "chat",
+        ignore_eos=ignore_eos, max_in_flight=max_in_flight, timeout=timeout, drain=drain, warmup=warmup,
+        ttft_ms=ttft_ms, tpot_ms=tpot_ms, json=json, plot=plot,
+    )  # fmt: skip
+    raise typer.Exit(command.run(settings))
+
+
 def main() -> None:
     """Run the command line."""
     app()

@@ -1,0 +1,77 @@
+"""Settings of load and planner: each with its unit, default and reason. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """How load is judged."""
+
+    prefill_share: float = 0.7
+    """Part of the TTFT objective for queue and prefill, 0.7; the rest is for the way to decode and its first step.
+    Prefill is by far the longest stage. Too high: slow transfers break the objective while no load shows it."""
+    stale_after_seconds: float = 10.0
+    """Seconds after which an engine's load or a measurement is unknown, 10: two ticks of the control loop, ten
+    reports of an engine. Too low: a hiccup blinds the planner. Too high: it acts on what is gone."""
+    least_samples: int = 5
+    """Requests below which a percentile is ignored, 5. Too low: one slow request starts an instance."""
+    chunk_tokens: int = 8192
+    """Tokens of one prefill step, 8192: SGLang's chunked-prefill default on large GPUs."""
+    saturation: float = 0.95
+    """Utilisation above which a queue is taken to grow for the whole horizon, 0.95. Closer to 1 steady-state formulas
+    explode, and small errors of the timing model decide."""
+    horizon_seconds: float = 60.0
+    """Seconds that an overload is left to grow, and a queue has to be worked off, in the forecast, 60: the time that a
+    start takes. Too low: every short queue starts an instance. Too high: queues last."""
+    unreachable_slack: float = 1.25
+    """Factor over what unlimited instances would reach, 1.25; an objective below that floor counts as met there.
+    Without it an objective that no count can meet would take every GPU."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.prefill_share < 1:
+            raise ValueError(f"prefill_share must be between 0 and 1, got {self.prefill_share}")
+        if not 0 < self.saturation < 1:
+            raise ValueError(f"saturation must be between 0 and 1, got {self.saturation}")
+        if self.unreachable_slack <= 1:
+            raise ValueError(f"unreachable_slack must be above 1, got {self.unreachable_slack}")
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    """When counts change. Loads are over their limits here: 1.0 is the boundary."""
+
+    scale_up_above: float = 1.0
+    """Load above which instances are added, 1.0: the boundary of the objective. Lower buys head-room with GPU time."""
+    aim_below: float = 0.9
+    """Load that an added count must reach, 0.9. At 1.0 the next fluctuation would add another one."""
+    scale_down_below: float = 0.7
+    """Load that the remaining instances must stay under, 0.7. Close to `scale_up_above` counts oscillate; far below it
+    instances stay for nothing."""
+    stabilisation_seconds: float = 180.0
+    """Seconds for which that must have held before each instance that goes, 180: some times the length of a start. Too
+    short: a pause between two waves costs a start. Too long: idle GPU time."""
+    cancel_seconds: float = 15.0
+    """The same for an instance that does not serve yet, 15: three ticks. Giving it up costs a later start at most."""
+    rebalance_seconds: float = 30.0
+    """The same when the other pool is short and can use the GPUs, 30: six ticks. Too short: a burst of long prompts
+    moves instances there and back."""
+    growth_factor: float = 2.0
+    """Most that a pool grows in one decision, 2.0 times, and always by up to two. One bad forecast would otherwise take
+    the whole budget; a true one is followed in a few ticks."""
+
+    measured_step: int = 1
+    """Instances that a measured overload adds where the prediction sees none, 1, each time that all before it serve.
+    More overshoots after a peak; 1 follows slowly while the timing model is wrong, until it is fitted."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale_down_below < self.aim_below <= self.scale_up_above:
+            raise ValueError(
+                "scale_down_below < aim_below <= scale_up_above must hold, "
+                f"got {self.scale_down_below}, {self.aim_below}, {self.scale_up_above}"
+            )
+        if self.measured_step < 1:
+            raise ValueError(f"measured_step must be at least 1, got {self.measured_step}")
+        if self.growth_factor < 1:
+            raise ValueError(f"growth_factor must be at least 1, got {self.growth_factor}")
