@@ -64,6 +64,8 @@ class SglangRecipe:
         for module in _MODULES_IF_INSTALLED:
             if importlib.util.find_spec(module) is not None:
                 importlib.import_module(module)
+        # Hooking takes half a second in each process; children inherit it, and loading again does nothing.
+        importlib.import_module("sglang.srt.plugins").load_plugins()
         _always_fork()
         # What lives now is never looked at again, so that its pages stay shared with the children.
         gc.freeze()
