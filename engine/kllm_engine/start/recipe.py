@@ -64,7 +64,7 @@ class SglangRecipe:
         for module in _MODULES_IF_INSTALLED:
             if importlib.util.find_spec(module) is not None:
                 importlib.import_module(module)
-        # Hooking takes half a second in each process; children inherit it, and loading again does nothing.
+        # Hooking takes half a second in each process, and children inherit it.
         importlib.import_module("sglang.srt.plugins").load_plugins()
         _always_fork()
         # What lives now is never looked at again, so that its pages stay shared with the children.
@@ -74,8 +74,6 @@ class SglangRecipe:
 
     def run(self, arguments: list[str]) -> None:
         """Run one SGLang HTTP server with its scheduler and detokeniser processes."""
-        # With a CLI the plugins are loaded before its arguments are parsed, since they may add some.
-        importlib.import_module("sglang.srt.plugins").load_plugins()
         server_arguments = importlib.import_module("sglang.srt.server_args").prepare_server_args(arguments)
         importlib.import_module("sglang.launch_server").run_server(server_arguments)
 
