@@ -64,8 +64,10 @@ if ! "$venv/bin/python" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] 
   "$uv" venv --quiet --clear --python "$python_version" "$venv"
 fi
 rm -f "$stamp"
-say "installing the locked packages (a first time takes about a minute)"
-"$uv" pip sync --quiet --python "$venv/bin/python" --require-hashes "$requirements"
+say "installing the locked packages (a first time takes about a minute and a half)"
+# Without compiled modules the import of the engine's code takes 14 s instead of 6 s, each time where Python may not write
+# them, once where it may.
+"$uv" pip sync --compile-bytecode --quiet --python "$venv/bin/python" --require-hashes "$requirements"
 say "installing kLLM itself"
 "$uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
 printf '%s\n' "$wanted" >"$stamp"

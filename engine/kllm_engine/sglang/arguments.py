@@ -180,7 +180,9 @@ def _device_defaults(settings: EngineSettings) -> dict[str, Value]:
         "disable-overlap-schedule": True,
         # Without it every idle scheduler spins on a core.
         "sleep-on-idle": True,
-        "mem-fraction-static": 0.2,
+        # SGLang takes whatever the whole machine loses while it loads for its own weights, other engines' loads too, and
+        # ends itself when the rest does not hold a pool. The pool's size comes from the next line alone.
+        "mem-fraction-static": 0.9,
         "max-total-tokens": 16384,
         "max-running-requests": 16,
         "chunked-prefill-size": 2048,

@@ -11,6 +11,7 @@ from kllm_engine.messages import AGENT_SOCKET_VARIABLE
 from kllm_engine.sglang.observation import MATCHED_TOKENS_ATTRIBUTE
 from kllm_engine.sglang.reporter import Reporter
 from kllm_engine.sglang.selfcheck import create_reporter
+from kllm_engine.sglang.tokenizers import shared_tokenizer
 from kllm_engine.sglang.tracker import Outcome
 
 _REPORTER_ATTRIBUTE = "kllm_reporter"
@@ -219,5 +220,6 @@ TABLE: tuple[tuple[str, Callable[..., Any], Literal["AFTER", "AROUND"]], ...] = 
     (f"{_QUEUE}.create_sender", created_sender, "AFTER"),
     (f"{_QUEUE}.pop_bootstrapped", pop_bootstrapped, "AROUND"),
     ("sglang.srt.managers.load_snapshot.shm_path_for", load_snapshot_file, "AROUND"),
+    ("sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer", shared_tokenizer, "AROUND"),
 )
 """Target, function, kind. A target that cannot be hooked is a reason to refuse service."""

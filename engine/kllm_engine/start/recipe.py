@@ -20,6 +20,7 @@ _MODULES = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.disaggregation.prefill",
     "sglang.srt.disaggregation.decode",
+    "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",
     "sglang.srt.plugins",
     "sglang.srt.server_args",
@@ -75,6 +76,7 @@ class SglangRecipe:
     def run(self, arguments: list[str]) -> None:
         """Run one SGLang HTTP server with its scheduler and detokeniser processes."""
         server_arguments = importlib.import_module("sglang.srt.server_args").prepare_server_args(arguments)
+        importlib.import_module("kllm_engine.sglang.tokenizers").load_before_fork(server_arguments)
         importlib.import_module("sglang.launch_server").run_server(server_arguments)
 
 
