@@ -180,8 +180,8 @@ def _device_defaults(settings: EngineSettings) -> dict[str, Value]:
         "disable-overlap-schedule": True,
         # Without it every idle scheduler spins on a core.
         "sleep-on-idle": True,
-        # SGLang takes whatever the whole machine loses while it loads for its own weights, other engines' loads too, and
-        # ends itself when the rest does not hold a pool. The pool's size comes from the next line alone.
+        # SGLang takes all memory that the machine loses while it loads for its own weights, other engines' too, and
+        # ends itself when the rest holds no pool. The pool's size comes from the next line alone.
         "mem-fraction-static": 0.9,
         "max-total-tokens": 16384,
         "max-running-requests": 16,
