@@ -14,6 +14,7 @@ import msgspec
 AGENT_SOCKET_VARIABLE = "KLLM_AGENT_SOCKET"
 PARKED_LIMIT_VARIABLE = "KLLM_PARKED_LIMIT_TOKENS"
 PARK_TIMEOUT_VARIABLE = "KLLM_PARK_TIMEOUT_SECONDS"
+PACE_VARIABLE = "KLLM_PACE"
 MAXIMUM_MESSAGE_BYTES = 65536
 
 RequestKind = Literal["prefill_done", "requeued", "released", "failed"]
@@ -32,6 +33,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="he
         request_tokens: the same as SGLang keeps it, a few tokens less; a prompt must be shorter than this.
         parked_limit_tokens: watermark of parked KV (0 on decode).
         page_size: tokens per KV page.
+        pace: least durations of steps, as the command line gives them; empty when steps are as they are.
+        flip_obstacle: why it cannot switch roles; empty when it can.
     """
 
     pid: int
@@ -50,6 +53,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="he
     hooks_installed: list[str]
     hooks_missing: list[str]
     problems: list[str]
+    pace: str = ""
+    flip_obstacle: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat"):
@@ -67,7 +72,13 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="load"):
-    """State of the scheduler; fields as in LoadReport of the contract `kllm.engine.v1`."""
+    """State of the scheduler; fields as in LoadReport of the contract `kllm.engine.v1`.
+
+    Attributes:
+        paced_steps: steps since the start whose duration was to be that of a model; 0 when steps are as they are.
+        late_steps: those that took longer.
+        late_seconds: by which they took longer, together.
+    """
 
     pid: int
     now: float
@@ -93,6 +104,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="loa
     total_decode_tokens: int = 0
     total_prefill_busy_seconds: float = 0.0
     total_decode_busy_seconds: float = 0.0
+    paced_steps: int = 0
+    late_steps: int = 0
+    late_seconds: float = 0.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="request"):

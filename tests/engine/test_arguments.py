@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from kllm_core.objectives import Role
+from kllm_engine.messages import PACE_VARIABLE
+from kllm_engine.pace import parse_pace
 from kllm_engine.sglang.arguments import ArgumentsError, EngineSettings, detect_device, import_environment, launch
 
 
@@ -42,6 +44,59 @@ def test_each_role_gets_only_its_own_arguments():
     assert value(decode, "disaggregation-mode") == "decode"
 
 
+@pytest.mark.parametrize("role", list(Role))
+def test_an_instance_that_may_switch_gets_both_roles_arguments_and_decodes_prefix_cache(role):
+    started = launch(settings(role, kv_events_endpoint="ipc:///run/x.kv", flippable=True))
+    assert started.flip_obstacle == ""
+    for name in (
+        "enable-pd-role-switch",
+        "disaggregation-bootstrap-port",
+        "optimistic-prefill-attempts",
+        "kv-events-config",
+        "disaggregation-decode-retraction-backup",
+        "disaggregation-decode-enable-radix-cache",
+    ):
+        assert f"--{name}" in started.arguments
+    assert value(started.arguments, "disaggregation-mode") == role.value
+    assert value(started.arguments, "disaggregation-decode-extra-slots") == "32"
+
+
+def test_an_instance_without_a_prefix_cache_may_switch_without_decodes():
+    started = launch(settings(flippable=True, engine_args={"disable-radix-cache": True}))
+    assert started.flip_obstacle == ""
+    assert "--disaggregation-decode-enable-radix-cache" not in started.arguments
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "words"),
+    [
+        ({"speculative-algorithm": "EAGLE"}, "speculative decoding (speculative-algorithm in engineArgs)"),
+        ({"enable-dp-attention": True}, "DP attention"),
+        ({"decode-context-parallel-size": 2}, "context parallelism"),
+        ({"enable-hierarchical-cache": True}, "hierarchical cache"),
+        ({"disaggregation-decode-enable-radix-cache": False}, "disaggregation-decode-enable-radix-cache"),
+    ],
+)
+def test_what_excludes_a_switch_is_named_and_the_instance_keeps_its_role(engine_args, words):
+    started = launch(settings(Role.DECODE, flippable=True, engine_args=engine_args))
+    assert words in started.flip_obstacle
+    assert "--enable-pd-role-switch" not in started.arguments
+    assert "--disaggregation-bootstrap-port" not in started.arguments
+
+
+@pytest.mark.parametrize(
+    "engine_args", [{"enable-dp-attention": False}, {"decode-context-parallel-size": 1}, {"moe-a2a-backend": "none"}]
+)
+def test_what_is_turned_off_excludes_nothing(engine_args):
+    assert launch(settings(flippable=True, engine_args=engine_args)).flip_obstacle == ""
+
+
+def test_a_pace_is_passed_on_as_it_reads():
+    pace = parse_pace("prefill=0.5,decode=0.03+0.002b")
+    assert parse_pace(launch(settings(pace=pace)).environment[PACE_VARIABLE]) == pace
+    assert PACE_VARIABLE not in launch(settings()).environment
+
+
 def test_engine_args_replace_defaults_once():
     arguments = launch(
         settings(engine_args={"max-total-tokens": 4096, "sleep-on-idle": False, "enable-lora": True})
@@ -57,6 +112,12 @@ def test_engine_args_replace_defaults_once():
 def test_engine_args_cannot_replace_what_follows_from_other_fields(name):
     with pytest.raises(ArgumentsError, match=name):
         launch(settings(engine_args={name: 1}))
+
+
+def test_a_value_that_looks_like_a_flag_is_no_flag():
+    arguments = launch(settings(api_key="-secret")).arguments
+    assert "--api-key=-secret" in arguments
+    assert "-secret" not in arguments
 
 
 def test_unknown_kv_type_is_named():
@@ -84,9 +145,16 @@ def test_context_tokens_are_passed_on_and_bounded_on_the_cpu():
 
 def test_a_gpu_gets_no_cpu_arguments():
     made = launch(settings(Role.DECODE, device="cuda"))
-    for name in ("torch_native", "--disable-cuda-graph", "cpu_tensor", "--sleep-on-idle"):
+    for name in ("torch_native", "--disable-cuda-graph", "--disable-overlap-schedule"):
         assert name not in made.arguments
     assert "SGLANG_USE_CPU_ENGINE" not in made.environment
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_engine_sleeps_when_idle_and_decode_pins_no_host_memory(device):
+    arguments = launch(settings(Role.DECODE, device=device)).arguments
+    assert "--sleep-on-idle" in arguments
+    assert value(arguments, "disaggregation-decode-retraction-backup") == "cpu_tensor"
 
 
 def test_health_never_generates():

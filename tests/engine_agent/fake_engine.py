@@ -1,7 +1,8 @@
 """A zygote whose servers look like SGLang to an agent: process tree, HTTP readiness and plugin messages, no model.
 
 Engine arguments that it understands besides SGLang's: `fake-hello` (JSON that overrides fields of the hello),
-`fake-exit` (exit status before it is ready), `fake-silent` (no hello ever).
+`fake-exit` (exit status before it is ready), `fake-silent` (no hello ever), `fake-switch` (JSON answer to a role
+switch), `fake-no-hello` (no hello after it).
 """
 
 from __future__ import annotations
@@ -79,6 +80,13 @@ class FakeScheduler:
             self._silent = bool(order["on"])
         elif order["do"] == "load":
             self._load = order["fields"]
+        elif order["do"] == "mute-load":
+            self._load = None
+        elif order["do"] == "switch":
+            self._options["disaggregation-mode"] = str(order["role"])
+            self._send(self._hello())
+        elif order["do"] == "mute-http":
+            Path(f"{self._path}.mute").touch()
         else:
             self._send(messages.Request(pid=os.getpid(), now=time.monotonic(), **order["fields"]))
 
@@ -146,11 +154,29 @@ def _sleep_forever() -> None:
 
 
 def _serve_http(options: dict[str, str]) -> None:
+    mute = Path(f"{os.environ[messages.AGENT_SOCKET_VARIABLE]}.mute")
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            while mute.exists():
+                time.sleep(0.1)
             known = self.headers["Authorization"] == f"Bearer {options['api-key']}"
             self.send_response(200 if self.path == "/ready" and known else 401)
             self.end_headers()
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            told = json.loads(options.get("fake-switch", '{"success": true}'))
+            known = self.headers["Authorization"] == f"Bearer {options['api-key']}"
+            if known and self.path == "/pd_role_switch" and told.get("success") and "fake-no-hello" not in options:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as orders:
+                    order = {"do": "switch", "role": asked["new_role"]}
+                    orders.sendto(json.dumps(order).encode(), control_path(os.environ[messages.AGENT_SOCKET_VARIABLE]))
+            body = json.dumps(told).encode()
+            self.send_response(200 if told.get("success") else 400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *arguments: object) -> None:
             pass

@@ -65,7 +65,7 @@ class AgentProcess:
             "--role", role, "--model", "/models/tiny", "--model-name", "tiny", "--token-file", str(token_file),
             "--zygote", str(self.run_dir / "zygote.sock"), "--run-dir", str(self.run_dir),
             "--engine-args", json.dumps(engine_args or {}), "--parent-pid", str(os.getpid()),
-            "--heartbeat-timeout-seconds", "1.5", *flags,
+            "--heartbeat-timeout-seconds", "1.5", "--hang-grace-seconds", "1", *flags,
         ]  # fmt: skip
         self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         self.address = (await self.event("listening"))["agent"]

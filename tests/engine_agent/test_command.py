@@ -36,6 +36,8 @@ def _agent_flags(run_dir: Path, **changes: str) -> list[str]:
         ({"page-size": "0"}, "--page-size"),
         ({"kv-type": "FP3"}, "FP3"),
         ({"listen": "300.0.0.1:0"}, "--listen"),
+        ({"pace": "decode=0.1x"}, "--pace: decode: unknown unit 'x'"),
+        ({"pace": "/nowhere.json"}, "--pace"),
         ({"role": "both"}, "--role"),
     ],
 )

@@ -42,6 +42,27 @@ def test_a_report_has_the_engines_numbers_and_their_age_and_no_number_for_what_w
     assert book.remaining_requests() == 5
 
 
+def test_in_a_long_step_of_a_living_engine_the_numbers_look_two_seconds_old_and_without_life_their_age_grows() -> None:
+    now = 10.0
+    instance, _ = _book()
+    book = LoadBook(instance, clock=lambda: now)
+    book.update(Load(pid=1, now=10.0, role="prefill"))
+    ages = []
+    for now in (11.5, 13.0, 20.0):
+        book.alive(now - 0.4)
+        ages.append(book.report(1).age_seconds)
+    assert ages == [1.5, 2.0, 2.0]
+    now = 24.6
+    assert abs(book.report(1).age_seconds - 5.0) < 1e-9
+
+
+def test_an_engine_that_is_paced_tells_how_well_it_keeps_its_pace() -> None:
+    _, book = _book()
+    assert book.pace_words() == ""
+    book.update(Load(pid=1, now=9.5, role="prefill", paced_steps=400, late_steps=3, late_seconds=0.0123))
+    assert book.pace_words() == "3 of 400 steps late, by 0.012 s in all"
+
+
 @given(st.lists(st.builds(Load, pid=st.just(1), now=st.just(1.0), role=st.just("prefill"),
                           running_requests=_counts, parked_tokens=_counts, decode_step_seconds=st.floats(0, 1)),
                 min_size=1, max_size=8))  # fmt: skip

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import grpc
 import pytest
@@ -24,6 +25,15 @@ async def _health(agent) -> int:
     return (await stub.Check(health_pb2.HealthCheckRequest(service="kllm.engine.v1.EngineAgent"))).status
 
 
+async def _instance(agent) -> engine_pb2.Instance:
+    return await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=authorised())
+
+
+async def _state_becomes(watch, wanted: int) -> None:
+    while (await watch.read()).state != wanted:
+        pass
+
+
 async def test_an_engine_that_is_fit_serves_and_tells_its_facts(agents) -> None:
     agent = agents("chat-prefill-0")
     await agent.start()
@@ -38,7 +48,7 @@ async def test_an_engine_that_is_fit_serves_and_tells_its_facts(agents) -> None:
     assert list(instance.bindings) == [engine_pb2.BINDING_LATE, engine_pb2.BINDING_EARLY]
     assert instance.incarnation > 0
     assert instance.http_address.startswith("127.0.0.1:")
-    assert not instance.flippable
+    assert instance.flippable
     assert await _health(agent) == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -132,34 +142,122 @@ async def test_a_killed_engine_process_fails_the_instance_and_leaves_nothing(age
 
 
 @pytest.mark.parametrize("victim", ["sglang::scheduler", "sglang::detokenizer", "main"])
-async def test_a_stopped_engine_process_withdraws_the_instance_and_then_the_engine_is_killed(agents, victim) -> None:
+async def test_a_stopped_engine_process_withdraws_and_fails_the_instance_and_then_the_engine_is_killed(
+    agents, victim
+) -> None:
     agent = await _serving(agents)
-    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=60000), metadata=authorised())
-    first = await watch.read()
-    assert first.state == engine_pb2.INSTANCE_STATE_SERVING
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+    assert (await watch.read()).state == engine_pb2.INSTANCE_STATE_SERVING
     pid = agent.engine_processes()[0].pid if victim == "main" else agent.part(victim).pid
     os.kill(pid, signal.SIGSTOP)
-    message = (await agent.event("failed"))["message"]
-    assert "stopped" in message or "heartbeat" in message
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_STARTING)
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_FAILED)
+    assert (await _instance(agent)).message.startswith("hung: ")
+    assert "hung: " in (await agent.event("failed"))["message"]
     assert await agent.exit_code() == 1
     await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
 
 
-async def test_an_engine_that_falls_silent_for_a_moment_comes_back(agents) -> None:
-    agent = await _serving(agents, "--heartbeat-timeout-seconds", "2")
+async def test_all_processes_of_an_engine_that_are_stopped_together_fail_it_too(agents) -> None:
+    agent = await _serving(agents)
+    for process in agent.engine_processes():
+        os.kill(process.pid, signal.SIGSTOP)
+    assert "is stopped" in (await agent.event("failed"))["message"]
+    assert await agent.exit_code() == 1
+    await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
+
+
+async def test_an_engine_that_goes_on_before_it_is_killed_serves_again_as_the_same_incarnation(agents) -> None:
+    agent = await _serving(agents, "--hang-grace-seconds", "30")
+    before = await _instance(agent)
     watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+    scheduler = agent.part("sglang::scheduler").pid
+    os.kill(scheduler, signal.SIGSTOP)
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_FAILED)
+    os.kill(scheduler, signal.SIGCONT)
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_SERVING)
+    after = await _instance(agent)
+    assert (after.incarnation, after.message) == (before.incarnation, "")
 
-    async def state_becomes(wanted: int) -> None:
-        while (await watch.read()).state != wanted:
-            pass
 
-    await state_becomes(engine_pb2.INSTANCE_STATE_SERVING)
+async def test_an_engine_that_falls_silent_has_failed_until_it_gives_a_sign_of_life(agents) -> None:
+    agent = await _serving(agents, "--heartbeat-timeout-seconds", "2", "--hang-grace-seconds", "30")
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_SERVING)
     agent.order(do="silence", on=True)
-    await state_becomes(engine_pb2.INSTANCE_STATE_STARTING)
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_FAILED)
     assert await _health(agent) == health_pb2.HealthCheckResponse.NOT_SERVING
     agent.order(do="silence", on=False)
-    await state_becomes(engine_pb2.INSTANCE_STATE_SERVING)
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_SERVING)
     watch.cancel()
+
+
+async def test_a_machine_that_stood_still_as_a_whole_has_no_hung_engines_afterwards(agents) -> None:
+    agent = await _serving(agents)
+    engine = [process.pid for process in agent.engine_processes()]
+    for pid in (*engine, agent.process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    standstill = time.monotonic() + 3.0
+    await until(lambda: time.monotonic() > standstill, "twice the heartbeat timeout")
+    agent.process.send_signal(signal.SIGCONT)
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+    states = [(await watch.read()).state for _ in range(3)]
+    for pid in engine:
+        os.kill(pid, signal.SIGCONT)
+    states += [(await watch.read()).state for _ in range(5)]
+    watch.cancel()
+    assert engine_pb2.INSTANCE_STATE_FAILED not in states
+    assert states[-1] == engine_pb2.INSTANCE_STATE_SERVING
+
+
+async def test_a_draining_engine_that_hung_and_came_back_is_draining_still(agents) -> None:
+    agent = await _serving(agents, "--hang-grace-seconds", "30")
+    agent.order(do="load", fields={"running_requests": 1})
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+    drain = agent.stub().Drain(engine_pb2.DrainRequest(), metadata=authorised())
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_DRAINING)
+    scheduler = agent.part("sglang::scheduler").pid
+    os.kill(scheduler, signal.SIGSTOP)
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_FAILED)
+    os.kill(scheduler, signal.SIGCONT)
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_DRAINING)
+    drain.cancel()
+
+
+async def test_a_long_step_is_a_sign_of_life_and_its_report_does_not_look_old(agents) -> None:
+    agent = await _serving(agents)
+    agent.order(do="load", fields={"running_requests": 1})
+    agent.order(do="mute-load")
+    agent.order(do="hang")
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=500), metadata=authorised())
+    for _ in range(6):
+        report = await watch.read()
+        assert report.state == engine_pb2.INSTANCE_STATE_SERVING
+        assert report.age_seconds < 2.1
+    watch.cancel()
+
+
+async def test_the_age_of_a_stopped_engines_report_grows(agents) -> None:
+    agent = await _serving(agents, "--hang-grace-seconds", "30")
+    agent.order(do="load", fields={"running_requests": 1})
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+    while (await watch.read()).running_requests != 1:
+        pass
+    os.kill(agent.part("sglang::scheduler").pid, signal.SIGSTOP)
+    while (await watch.read()).age_seconds < 1.5:
+        pass
+    watch.cancel()
+
+
+async def test_an_http_server_that_accepts_and_never_answers_does_not_hang_the_agent(agents) -> None:
+    agent = await _serving(agents)
+    agent.order(do="mute-http")
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=200), metadata=authorised())
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_STARTING)
+    assert "HTTP server" in (await _instance(agent)).message
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_FAILED)
+    assert "HTTP server" in (await agent.event("failed"))["message"]
+    assert await agent.exit_code() == 1
 
 
 async def test_a_scheduler_loop_that_stands_still_with_work_is_hung_and_without_work_is_not(agents) -> None:
@@ -170,7 +268,7 @@ async def test_a_scheduler_loop_that_stands_still_with_work_is_hung_and_without_
         assert (await watch.read()).state == engine_pb2.INSTANCE_STATE_SERVING
     agent.order(do="load", fields={"running_requests": 1})
     message = (await agent.event("failed"))["message"]
-    assert "stood still" in message
+    assert "stands still" in message
     assert await agent.exit_code() == 1
 
 

@@ -44,21 +44,30 @@ class PlainServer:
 
 @asynccontextmanager
 async def plain_server(service: Service, *, context_tokens: int) -> AsyncIterator[PlainServer]:
-    """Fork it, wait until it is ready, and end it with the context."""
+    """One beside a service."""
+    async with plain_server_in(
+        service.run, model=model_path(service), token=service.token, context_tokens=context_tokens
+    ) as server:
+        yield server
+
+
+@asynccontextmanager
+async def plain_server_in(run: Path, *, model: Path, token: str, context_tokens: int) -> AsyncIterator[PlainServer]:
+    """Fork it from the zygote of a run directory, wait until it is ready, and end it with the context."""
     port = free_port()
     settings = EngineSettings(
-        role=Role.PREFILL, model_path=model_path(service), model_name="test-model", http_port=port,
-        bootstrap_port=free_port(), distributed_port=free_port(), device="cpu", api_key=service.token,
+        role=Role.PREFILL, model_path=model, model_name="test-model", http_port=port,
+        bootstrap_port=free_port(), distributed_port=free_port(), device="cpu", api_key=token,
         context_tokens=context_tokens,
     )  # fmt: skip
     started = launch(settings)
-    server = await ZygoteClient(service.run / "zygote.sock").fork(
+    server = await ZygoteClient(run / "zygote.sock").fork(
         name="plain", args=without_disaggregation(started.arguments), env=started.environment,
-        log=service.run / "logs" / "plain.log",
+        log=run / "logs" / "plain.log",
     )  # fmt: skip
     try:
         await _ready(f"http://127.0.0.1:{port}", server.wait_exit())
-        yield PlainServer(f"http://127.0.0.1:{port}", service.token)
+        yield PlainServer(f"http://127.0.0.1:{port}", token)
     finally:
         await server.kill()
         await server.wait_exit()

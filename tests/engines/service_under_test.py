@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,6 +159,8 @@ def up(document: dict[str, Any], *arguments: str) -> Iterator[Service]:
         process = start(document, folder, "--port", str(free_port()), *arguments)
         try:
             serving = wait_event(process, "serving", errors=folder / "up.err")
+            reader = threading.Thread(target=deque, args=(process.stdout, 0), daemon=True)
+            reader.start()  # a pipe that nobody reads would stop `kllm up` at its next decision
             run = folder / "kllm" / document["metadata"]["name"]
             service = Service(process, serving["url"], serving["grpc"], run, environment_in(folder))
             wait_until(
@@ -167,9 +171,10 @@ def up(document: dict[str, Any], *arguments: str) -> Iterator[Service]:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             try:
-                process.communicate(timeout=30)
+                process.wait(timeout=30)
             finally:
                 process.kill()
+                process.stdout.close()
 
 
 def descendants(pid: int) -> set[int]:

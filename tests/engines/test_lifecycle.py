@@ -39,7 +39,8 @@ def victims(service: Service) -> dict[str, int]:
     """One process of each kind."""
     pids = service.pids()
     servers = descendants(pids["zygote"])
-    found = {"agent": pids["small-decode-0"], "zygote": pids["zygote"], "router": pids["router-0"]}
+    agent = next(pid for name, pid in sorted(pids.items()) if name.startswith("small-decode-"))
+    found = {"agent": agent, "zygote": pids["zygote"], "router": pids["router-0"]}
     for pid in servers:
         title = cmdline(pid)
         if "scheduler" in title:
@@ -51,8 +52,8 @@ def victims(service: Service) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["agent", "zygote", "router", "server", "scheduler", "detokenizer"])
-def test_killing_one_process_ends_the_run_with_a_message_and_no_orphan(kind):
+@pytest.mark.parametrize("kind", ["zygote", "router"])
+def test_killing_what_nothing_goes_on_without_ends_the_run_with_a_message_and_no_orphan(kind):
     with up(document()) as service:
         everything = descendants(service.process.pid)
 
@@ -64,6 +65,34 @@ def test_killing_one_process_ends_the_run_with_a_message_and_no_orphan(kind):
         message = (Path(service.environment["XDG_RUNTIME_DIR"]) / "up.err").read_text()
         assert "small-" in message or kind in message
         assert "kllm:" in message
+
+
+def test_killing_any_process_of_an_instance_replaces_it_and_leaves_no_orphan():
+    with up(document()) as service:
+        for kind in ("agent", "server", "scheduler", "detokenizer"):
+            kill_and_see_another(service, kind)
+        assert service.process.poll() is None
+
+
+def kill_and_see_another(service: Service, kind: str) -> None:
+    """Kill one process of an instance; another instance serves, and an answer comes."""
+    before = {each["id"] for each in service.instances()}
+    killed = victims(service)[kind]
+    parts = descendants(killed) | {killed}
+
+    os.kill(killed, signal.SIGKILL)
+
+    wait_until(lambda: is_replaced(service, before), seconds=60, what=f"another instance after the {kind}")
+    wait_until(lambda: not alive(parts), seconds=5, what=lambda: f"no orphan, alive: {alive(parts)}")
+    body = {"model": "test-model", "prompt": "hello", "max_tokens": 4}
+    answer = httpx2.post(f"{service.url}/v1/completions", json=body, timeout=30)
+    assert answer.is_success, answer.text
+
+
+def is_replaced(service: Service, before: set[str]) -> bool:
+    """Whether exactly one instance is new, and both serve."""
+    now = {each["id"] for each in service.instances() if each["state"] == "Serving"}
+    return len(now) == len(before) and len(now - before) == 1
 
 
 def test_killing_kllm_up_leaves_nothing_and_the_next_up_works():

@@ -12,6 +12,7 @@ from kllm_core.authentication import read_token_file
 from kllm_core.objectives import Role
 from kllm_engine.agent.exceptions import SettingsError
 from kllm_engine.agent.settings import AgentSettings
+from kllm_engine.pace import Pace, PaceError, parse_pace
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +34,38 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--advertise-host", default="127.0.0.1", help="host by which others reach this instance")
     parser.add_argument("--drain-seconds", type=float, default=0.0, help="on SIGTERM, time for requests to finish")
     parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds (default %(default)s)")
-    parser.add_argument("--heartbeat-timeout-seconds", type=float, default=3.0, help="default %(default)s")
-    parser.add_argument("--step-timeout-seconds", type=float, default=120.0, help="default %(default)s")
+    parser.add_argument(
+        "--heartbeat-timeout-seconds",
+        type=float,
+        default=3.0,
+        help="without a sign of life for so long the instance has failed (default %(default)s)",
+    )
+    parser.add_argument(
+        "--hang-grace-seconds",
+        type=float,
+        default=5.0,
+        help="a failed engine that hangs may come back for so long, then it is killed (default %(default)s)",
+    )
+    parser.add_argument(
+        "--step-timeout-seconds",
+        type=float,
+        default=120.0,
+        help="a step of the engine that takes longer counts as hung (default %(default)s)",
+    )
     parser.add_argument("--park-timeout-seconds", type=float, help="how long prefilled KV waits for a decode instance")
     parser.add_argument(
         "--parked-limit-tokens", type=int, help="above it nothing is prefilled without a decode instance"
+    )
+    parser.add_argument(
+        "--flippable",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="be able to switch between prefill and decode, where the engine can",
+    )
+    parser.add_argument(
+        "--pace",
+        help="make steps last, in seconds: prefill=0.02+0.0005n+1e-8q,decode=0.03+0.002b+1e-7c (n: new token, q: "
+        "n(n + 2 cached), b: sequence, c: KV token), or a .json file of {prefill: {a, b, k}, decode: {a, b, c}}",
     )
 
 
@@ -70,9 +98,12 @@ def settings_of(arguments: argparse.Namespace) -> AgentSettings:
         drain_seconds=arguments.drain_seconds,
         start_timeout_seconds=arguments.start_timeout,
         heartbeat_timeout_seconds=arguments.heartbeat_timeout_seconds,
+        hang_grace_seconds=arguments.hang_grace_seconds,
         step_timeout_seconds=arguments.step_timeout_seconds,
         park_timeout_seconds=arguments.park_timeout_seconds,
         parked_limit_tokens=arguments.parked_limit_tokens,
+        pace=_pace(arguments.pace),
+        flippable=arguments.flippable,
     )
 
 
@@ -91,6 +122,15 @@ def run(arguments: argparse.Namespace) -> int:
         return await Agent(settings, announce=announce_on_stdout).run()
 
     return asyncio.run(main())
+
+
+def _pace(text: str | None) -> Pace | None:
+    if not text:
+        return None
+    try:
+        return parse_pace(Path(text).read_text() if text.endswith(".json") else text)
+    except (OSError, PaceError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--pace: {error}") from error
 
 
 def _engine_args(text: str) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class InstanceFacts:
         incarnation: new for every server process.
         http_address: host:port of the engine's HTTP API.
         binding_reason: why Late is missing in `bindings`; empty when it is there.
+        pace: how long steps are made to last; empty when they are as they are.
+        flip_obstacle: why it cannot switch roles; empty when it can.
     """
 
     incarnation: int
@@ -51,6 +53,8 @@ class InstanceFacts:
     engine_version: str
     bindings: tuple[Binding, ...]
     binding_reason: str
+    pace: str = ""
+    flip_obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Instance:
             engine_version=facts.engine_version,
             bindings=[BINDINGS[binding] for binding in facts.bindings],
             binding_reason=facts.binding_reason,
-            flippable=False,
+            flippable=not facts.flip_obstacle,
+            pacing=facts.pace,
             start_phases=[engine_pb2.StartPhase(name=phase.name, seconds=phase.seconds) for phase in self.phases],
         )

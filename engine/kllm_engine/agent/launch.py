@@ -38,6 +38,7 @@ class Launch:
         local_host: where the agent reaches the engine's HTTP API.
         cache_events: ZMQ endpoint of KV events, None when this role publishes none.
         cache_replay: ZMQ endpoint that repeats them.
+        flip_obstacle: why the engine cannot switch roles; empty when it can.
     """
 
     ports: Ports
@@ -46,6 +47,7 @@ class Launch:
     environment: dict[str, str] = field(repr=False)
     cache_events: str | None
     cache_replay: str | None
+    flip_obstacle: str
 
     @classmethod
     def prepare(cls, settings: AgentSettings) -> Launch:
@@ -79,12 +81,14 @@ class Launch:
                     kv_events_endpoint=events,
                     kv_replay_endpoint=replay,
                     parked_limit_tokens=settings.parked_limit_tokens,
+                    pace=settings.pace,
+                    flippable=settings.flippable,
                     park_timeout_seconds=DEFAULT_PARK_TIMEOUT_SECONDS if park_timeout is None else park_timeout,
                 )
             )
         except ArgumentsError as error:
             raise SettingsError(str(error)) from error
-        publishes = settings.role is Role.PREFILL
+        publishes = settings.role is Role.PREFILL or not engine.flip_obstacle
         return cls(
             ports=ports,
             local_host=_WILDCARDS.get(settings.http_host, settings.http_host),
@@ -92,6 +96,7 @@ class Launch:
             environment=engine.environment,
             cache_events=events if publishes else None,
             cache_replay=replay if publishes else None,
+            flip_obstacle=engine.flip_obstacle,
         )
 
 

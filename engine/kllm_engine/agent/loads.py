@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from kllm_core.contracts.engine.v1 import engine_pb2
+from kllm_core.objectives import Role
 from kllm_engine.agent.instance import ROLES, STATES, Instance
 from kllm_engine.messages import Load
 
@@ -36,24 +37,49 @@ _UNKNOWN_WHEN_ZERO = (
 OPTIONAL_FIELDS = ("role", "state", *_ALWAYS, *_UNKNOWN_WHEN_ZERO)
 
 
+_LIVING_AGE_SECONDS = 2.0
+"""Numbers are told between two steps. In a long step they look no older than this while the engine gives signs of life,
+or it would be taken for one that hangs."""
+
+
 class LoadBook:
     """The newest load of the engine.
 
     Args:
         clock: seconds; the same clock as the sender's `now`, which is the machine's monotonic one.
+
+    Attributes:
+        latest: None until the engine has told anything.
+        alive_at: its last sign of life.
     """
 
     def __init__(self, instance: Instance, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._instance = instance
         self._clock = clock
         self.latest: Load | None = None
+        self.alive_at = 0.0
+
+    @property
+    def told_at(self) -> float:
+        """When the newest load was true; 0 before the first."""
+        return 0.0 if self.latest is None else self.latest.now
 
     def update(self, load: Load) -> None:
         """Take a newer load."""
         before = self.latest
         self.latest = load
+        self.alive(load.now)
         if before is None or before.parked_requests != load.parked_requests:
             self._instance.changes.notify()
+
+    def clear(self, role: Role) -> None:
+        """Forget what was told in another role than this new one, of which the engine may have told already."""
+        if self.latest is not None and self.latest.role != role.value:
+            self.latest = None
+
+    def alive(self, at: float) -> None:
+        """The engine gave a sign of life."""
+        self.alive_at = max(self.alive_at, at)
 
     def report(self, sequence: int) -> engine_pb2.LoadReport:
         """All that is known now."""
@@ -65,7 +91,7 @@ class LoadBook:
         )
         load = self.latest
         if load is not None:
-            report.age_seconds = max(0.0, self._clock() - load.now)
+            report.age_seconds = self._age(load)
             for name in _ALWAYS:
                 setattr(report, name, getattr(load, name))
             for name in _UNKNOWN_WHEN_ZERO:
@@ -73,6 +99,17 @@ class LoadBook:
                 if value:
                     setattr(report, name, value)
         return report
+
+    def _age(self, load: Load) -> float:
+        now = self._clock()
+        return max(0.0, min(now - load.now, max(_LIVING_AGE_SECONDS, now - self.alive_at)))
+
+    def pace_words(self) -> str:
+        """How well the engine keeps its pace, for people; empty before the first paced step."""
+        load = self.latest
+        if load is None or not load.paced_steps:
+            return ""
+        return f"{load.late_steps} of {load.paced_steps} steps late, by {load.late_seconds:.3f} s in all"
 
     def remaining_requests(self) -> int | None:
         """Requests that the engine has not finished; None when it has not said yet."""

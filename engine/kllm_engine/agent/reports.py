@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from kllm_engine.agent.changes import Changes
 from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.loads import LoadBook
 from kllm_engine.agent.requests import RequestBook
@@ -42,6 +43,7 @@ class PluginReports:
         self._heartbeats: dict[int, Heartbeat] = {}
         self.hello: Hello | None = None
         self.hello_seen = asyncio.Event()
+        self._hellos = Changes()
 
     def handle(self, message: Message) -> None:
         """Take one message."""
@@ -50,13 +52,23 @@ class PluginReports:
                 self.hello = message
                 self._heartbeats.setdefault(message.pid, _first_heartbeat(message))
                 self.hello_seen.set()
+                self._hellos.notify()
                 _log.info("engine said hello", pid=message.pid, problems=message.problems)
             case Heartbeat():
                 self._heartbeats[message.pid] = message
+                self._loads.alive(message.now)
             case Load():
                 self._loads.update(message)
             case Request():
                 self._requests.update(message, self._instance.incarnation)
+
+    async def next_hello(self, role: str, since: float) -> Hello:
+        """The first introduction in a role at or after a moment on the clock of the messages."""
+        with self._hellos.subscribe() as told:
+            while self.hello is None or self.hello.role != role or self.hello.now < since:
+                await told.wait()
+                told.clear()
+            return self.hello
 
     def heartbeat_age(self) -> float:
         """Seconds since the last heartbeat, of the process that has been silent longest."""

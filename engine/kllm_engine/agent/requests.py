@@ -93,6 +93,10 @@ class RequestBook:
         for subscription in self._subscriptions:
             subscription.put(event)
 
+    def clear(self) -> None:
+        """No request is here: the engine has begun a new incarnation."""
+        self._waiting.clear()
+
     def waiting(self) -> list[engine_pb2.RequestEvent]:
         """Last events of the requests that wait for a decode instance, oldest first."""
         return list(self._waiting.values())

@@ -15,11 +15,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kllm_core.contracts.engine.v1 import engine_pb2_grpc
 from kllm_core.fleet import InstanceState
 from kllm_engine.agent.authentication import TokenInterceptor
+from kllm_engine.agent.books import Books
 from kllm_engine.agent.cache.book import CacheBook
 from kllm_engine.agent.cache.follower import CacheFollower
 from kllm_engine.agent.changes import wait_set
 from kllm_engine.agent.drain import DrainWatch
 from kllm_engine.agent.exceptions import EngineError, SettingsError
+from kllm_engine.agent.flip import RoleFlip
 from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.launch import Launch
 from kllm_engine.agent.loads import LoadBook
@@ -62,14 +64,21 @@ class Agent:
             settings.instance_id, service=settings.service, model_name=settings.model_name, role=settings.role
         )
         self._loads = LoadBook(self._instance)
-        self._requests = RequestBook()
-        self._cache = CacheBook(settings.page_size)
+        self._books = Books(self._loads, RequestBook(), CacheBook(settings.page_size))
         self._drain = DrainWatch(self._instance, self._loads)
-        self._reports = PluginReports(instance=self._instance, loads=self._loads, requests=self._requests)
+        self._reports = PluginReports(instance=self._instance, loads=self._loads, requests=self._books.requests)
         self._health = health.aio.HealthServicer()
         self._serving = asyncio.Event()
         self._supervisor = Supervisor(
             settings, launch=self._launch, instance=self._instance, reports=self._reports, loads=self._loads
+        )
+        self._flip = RoleFlip(
+            self._instance,
+            drain=self._drain,
+            reports=self._reports,
+            books=self._books,
+            switch=self._supervisor.switch_role,
+            give_up=self._supervisor.give_up,
         )
 
     async def run(self) -> int:
@@ -139,7 +148,7 @@ class Agent:
             return
         await self._serving.wait()
         follower = CacheFollower(
-            self._cache, endpoint=self._launch.cache_events, replay_endpoint=self._launch.cache_replay
+            self._books.cache, endpoint=self._launch.cache_events, replay_endpoint=self._launch.cache_replay
         )
         await follower.run()
 
@@ -154,13 +163,7 @@ class Agent:
 
     def _grpc_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=[TokenInterceptor(self._settings.token)], options=_OPTIONS)
-        service = EngineAgentService(
-            instance=self._instance,
-            loads=self._loads,
-            requests=self._requests,
-            cache=self._cache,
-            drain=self._drain,
-        )
+        service = EngineAgentService(instance=self._instance, books=self._books, drain=self._drain, flip=self._flip)
         engine_pb2_grpc.add_EngineAgentServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server

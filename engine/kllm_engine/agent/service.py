@@ -12,13 +12,15 @@ import grpc.aio
 
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import InstanceState
-from kllm_engine.agent.cache.book import CacheBook, SnapshotPart, Update
+from kllm_engine.agent.books import Books
+from kllm_engine.agent.cache.book import SnapshotPart, Update
 from kllm_engine.agent.cache.changes import Removed, Stored, Tier
 from kllm_engine.agent.changes import wait_set
 from kllm_engine.agent.drain import DrainWatch
-from kllm_engine.agent.instance import Instance
-from kllm_engine.agent.loads import LoadBook, delta
-from kllm_engine.agent.requests import RequestBook, SlowSubscriberError
+from kllm_engine.agent.flip import FlipBrokenError, FlipRefusedError, RoleFlip
+from kllm_engine.agent.instance import ROLES, Instance
+from kllm_engine.agent.loads import delta
+from kllm_engine.agent.requests import SlowSubscriberError
 
 SERVICE_NAME = "kllm.engine.v1.EngineAgent"
 
@@ -36,6 +38,8 @@ _TIERS = {
     Tier.SHARED: engine_pb2.CACHE_TIER_SHARED,
 }
 
+_ROLES = {number: role for role, number in ROLES.items()}
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -44,26 +48,28 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
 
     Args:
         instance: state and facts.
-        loads: newest load.
-        requests: parked requests and milestones.
-        cache: what the KV cache holds.
+        books: newest load, parked requests and milestones, what the KV cache holds.
         drain: begins a drain and follows it.
+        flip: switches the role.
     """
 
-    def __init__(
-        self, *, instance: Instance, loads: LoadBook, requests: RequestBook, cache: CacheBook, drain: DrainWatch
-    ) -> None:
+    def __init__(self, *, instance: Instance, books: Books, drain: DrainWatch, flip: RoleFlip) -> None:
         self._instance = instance
-        self._loads = loads
-        self._requests = requests
-        self._cache = cache
+        self._loads = books.loads
+        self._requests = books.requests
+        self._cache = books.cache
         self._drain = drain
+        self._flip = flip
 
     async def GetInstance(  # noqa: N802 - named by the contract
         self, _request: engine_pb2.GetInstanceRequest, context: Context
     ) -> engine_pb2.Instance:
         """Facts of this incarnation."""
-        return await self._described(context)
+        described = await self._described(context)
+        words = self._loads.pace_words()
+        if described.pacing and words:
+            described.pacing += f" ({words})"
+        return described
 
     async def WatchLoad(  # noqa: N802 - named by the contract
         self, request: engine_pb2.WatchLoadRequest, _context: Context
@@ -107,6 +113,9 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
         following = request.from_sequence if request.incarnation == incarnation else 0
         with self._cache.changes.subscribe() as changed:
             while True:
+                if self._instance.incarnation != incarnation:
+                    # The engine has switched roles: what was told of its cache has ended with the incarnation.
+                    incarnation, following = self._instance.incarnation, 0
                 for update in self._cache.read(following):
                     following = update[0] + 1
                     yield _cache_update(update, incarnation)
@@ -131,10 +140,19 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
             )
 
     async def SwitchRole(  # noqa: N802 - named by the contract
-        self, _request: engine_pb2.SwitchRoleRequest, context: Context
+        self, request: engine_pb2.SwitchRoleRequest, context: Context
     ) -> engine_pb2.SwitchRoleResponse:
-        """Refused: this engine was started for one role."""
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "role switch is not enabled on this instance")
+        """Makes the drained instance serve the other role."""
+        role = _ROLES.get(request.role)
+        if role is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "role must be ROLE_PREFILL or ROLE_DECODE")
+        try:
+            flipped = await self._flip.run(role)
+        except FlipRefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except FlipBrokenError as error:
+            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+        return engine_pb2.SwitchRoleResponse(switch_seconds=flipped.seconds, incarnation=flipped.incarnation)
 
     async def _described(self, context: Context) -> engine_pb2.Instance:
         described = self._instance.describe()

@@ -8,6 +8,7 @@ from typing import Any
 
 from kllm_core.objectives import Role
 from kllm_engine.agent.exceptions import SettingsError
+from kllm_engine.pace import Pace
 
 _SOCKET_PATH_BYTES = 107
 """Longest path that a Unix socket can be bound to on Linux."""
@@ -33,10 +34,13 @@ class AgentSettings:
         advertise_host: host by which routers and other engines reach this one.
         drain_seconds: on SIGTERM, time for running requests to finish.
         start_timeout_seconds: from the start of the agent until the engine serves; then it is given up.
-        heartbeat_timeout_seconds: silence after which the engine is not ready; after twice that it is killed.
+        heartbeat_timeout_seconds: without a sign of life for so long the instance has failed, as its engine hangs.
+        hang_grace_seconds: an engine that hangs may come back for so long; then it is killed.
         step_timeout_seconds: an engine step that takes longer while there is work counts as hung.
         park_timeout_seconds: how long prefilled KV waits for a decode instance; None is the plugin's default.
         parked_limit_tokens: nothing is prefilled without a decode instance above it; None is the plugin's default.
+        pace: how long steps are made to last; None leaves them as they are.
+        flippable: the instance shall be able to switch between prefill and decode, if its engine can.
     """
 
     instance_id: str
@@ -57,9 +61,12 @@ class AgentSettings:
     drain_seconds: float = 0.0
     start_timeout_seconds: float = 300.0
     heartbeat_timeout_seconds: float = 3.0
+    hang_grace_seconds: float = 5.0
     step_timeout_seconds: float = 120.0
     park_timeout_seconds: float | None = None
     parked_limit_tokens: int | None = None
+    pace: Pace | None = None
+    flippable: bool = True
 
     def __post_init__(self) -> None:
         for name in ("start_timeout_seconds", "heartbeat_timeout_seconds", "step_timeout_seconds"):
@@ -67,8 +74,9 @@ class AgentSettings:
                 raise SettingsError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
         if self.page_size < 1:
             raise SettingsError(f"--page-size must be at least 1, got {self.page_size}")
-        if self.drain_seconds < 0:
-            raise SettingsError(f"--drain-seconds must not be negative, got {self.drain_seconds}")
+        for name in ("drain_seconds", "hang_grace_seconds"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
         if "/" in self.instance_id or not self.instance_id:
             raise SettingsError(f"--instance-id must be a name without slashes, got {self.instance_id!r}")
         if not self.run_dir.is_dir():

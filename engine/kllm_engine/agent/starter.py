@@ -162,6 +162,8 @@ class Starter:
             engine_version=hello.engine_version,
             bindings=outcome.bindings,
             binding_reason=outcome.binding_reason,
+            pace=hello.pace,
+            flip_obstacle=self._launch.flip_obstacle or hello.flip_obstacle,
         )
 
     @contextmanager

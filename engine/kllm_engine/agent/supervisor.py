@@ -11,6 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from kllm_core.fleet import InstanceState
+from kllm_core.objectives import Role
 from kllm_engine.agent.exceptions import DeadError, EndedError, EngineError
 from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.launch import Launch
@@ -19,13 +20,18 @@ from kllm_engine.agent.logtail import EngineLog
 from kllm_engine.agent.processes import Process, inspect, members
 from kllm_engine.agent.readiness import is_ready
 from kllm_engine.agent.reports import PluginReports
+from kllm_engine.agent.role_switch import switch_role
 from kllm_engine.agent.settings import AgentSettings
 from kllm_engine.agent.starter import StartedEngine, Starter, exit_words
-from kllm_engine.agent.watchdog import Health, Limits, Observation, Verdict, judge
+from kllm_engine.agent.watchdog import Health, Limits, Observation, Verdict, Watchdog
 from kllm_engine.start.client import ForkedServer
 
 _TICK_SECONDS = 0.25
-_HTTP_CHECK_SECONDS = 5.0
+_OVERSLEPT_SECONDS = 1.0
+"""A tick that came so late means that this process stood still, and perhaps the whole machine: silence before proves
+nothing."""
+
+_HTTP_CHECK_SECONDS = 2.0
 _HTTP_TIMEOUT_SECONDS = 5.0
 _EXIT_SECONDS = 10.0
 _ARGUMENTS_REFUSED = 2
@@ -60,11 +66,31 @@ class Supervisor:
         self._reports = reports
         self._loads = loads
         self._log = EngineLog(settings.log_path, settings.token)
-        self._limits = Limits(heartbeat=settings.heartbeat_timeout_seconds, step=settings.step_timeout_seconds)
+        self._watchdog = Watchdog(
+            Limits(
+                life=settings.heartbeat_timeout_seconds,
+                grace=settings.hang_grace_seconds,
+                step=settings.step_timeout_seconds,
+            )
+        )
+        self._trouble: tuple[InstanceState, str] | None = None
+        self._before_trouble: tuple[InstanceState, str] | None = None
         self._starter = self._new_starter()
         self._parts: list[Process] = []
         self._stopped_since: float | None = None
         self._http_seen = 0.0
+        self._listening_since = 0.0
+        self._given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def give_up(self, message: str) -> None:
+        """The engine is broken although it runs: fail the instance and end it."""
+        self._instance.move(InstanceState.FAILED, message)
+        if not self._given_up.done():
+            self._given_up.set_result(message)
+
+    async def switch_role(self, role: Role) -> None:
+        """Ask the engine to take a role; see `kllm_engine.agent.role_switch.Switch`."""
+        await switch_role(role, host=self._launch.local_host, port=self._launch.ports.http, token=self._settings.token)
 
     async def run(self, on_serving: Callable[[StartedEngine], None]) -> None:
         """Start the engine and watch it until cancelled. Nothing of it is left when this ends.
@@ -117,6 +143,7 @@ class Supervisor:
             asyncio.create_task(self._watch_exit(server)),
             asyncio.create_task(self._watch_health()),
             asyncio.create_task(self._watch_http()),
+            asyncio.create_task(self._watch_surrender()),
         ]
         try:
             done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
@@ -131,20 +158,42 @@ class Supervisor:
         status = await server.wait_exit()
         raise self._dead(f"the engine ended, {exit_words(status)}")
 
+    async def _watch_surrender(self) -> None:
+        raise self._dead(await self._given_up)
+
     async def _watch_health(self) -> None:
         while True:
+            slept = time.monotonic()
             await asyncio.sleep(_TICK_SECONDS)
-            verdict = judge(self._observe(), self._limits)
-            if verdict.health is Health.HUNG:
-                raise self._dead(f"the engine hangs: {verdict.message}")
+            now = time.monotonic()
+            if now - slept > _OVERSLEPT_SECONDS:
+                self._listening_since = self._http_seen = now
+                self._stopped_since = None
+            verdict = self._watchdog.judge(self._observe(), now=now)
+            if verdict.health is Health.LOST:
+                raise self._dead(f"hung: {verdict.message}")
             self._follow(verdict)
 
     def _follow(self, verdict: Verdict) -> None:
-        """Withdraw a suspect engine, and bring it back when it is well again. A draining one stays so."""
-        if verdict.health is Health.SUSPECT and self._instance.state is InstanceState.SERVING:
-            self._instance.move(InstanceState.STARTING, f"not responding: {verdict.message}")
-        elif verdict.health is Health.WELL and self._instance.state is InstanceState.STARTING:
-            self._instance.move(InstanceState.SERVING, "")
+        """Withdraw a suspect engine, fail a hung one, and bring either back to what it was when it is well again."""
+        present = self._instance.state, self._instance.message
+        if self._trouble is not None and present != self._trouble:
+            # Someone else has moved it on since.
+            self._trouble = self._before_trouble = None
+        if verdict.health is Health.WELL:
+            if self._before_trouble is not None:
+                self._instance.move(*self._before_trouble)
+            self._trouble = self._before_trouble = None
+            return
+        if verdict.health is Health.HUNG:
+            trouble = InstanceState.FAILED, f"hung: {verdict.message}"
+        elif present[0] is InstanceState.SERVING:
+            trouble = InstanceState.STARTING, f"not responding: {verdict.message}"
+        else:
+            return
+        self._before_trouble = self._before_trouble or present
+        self._trouble = trouble
+        self._instance.move(*trouble)
 
     def _observe(self) -> Observation:
         now = time.monotonic()
@@ -154,8 +203,8 @@ class Supervisor:
         elif self._stopped_since is None:
             self._stopped_since = now
         return Observation(
-            heartbeat_age=self._reports.heartbeat_age(),
-            loop_age=self._reports.loop_age(),
+            heartbeat_age=min(self._reports.heartbeat_age(), now - self._listening_since),
+            loop_age=min(self._reports.loop_age(), now - self._listening_since),
             http_age=now - self._http_seen,
             has_work=bool(self._loads.remaining_requests()),
             stopped_process=None if stopped is None else str(stopped),

@@ -13,7 +13,9 @@ class Health(enum.Enum):
     SUSPECT = "Suspect"
     """Not ready, but it may come back."""
     HUNG = "Hung"
-    """Will not come back; to be killed."""
+    """Failed for all who use it; it may still come back."""
+    LOST = "Lost"
+    """Has hung for too long; to be killed."""
 
 
 @dataclass(frozen=True)
@@ -50,29 +52,50 @@ class Limits:
     """How patient to be, in seconds.
 
     Attributes:
-        heartbeat: silence that makes an engine suspect; after twice that it is hung.
+        life: without a sign of life for so long an engine is hung.
+        grace: a hung engine may come back for so long.
         step: longest step of an engine with work.
         http_suspect: silence of the HTTP server that makes an engine suspect.
         http: silence of the HTTP server after which the engine is hung.
     """
 
-    heartbeat: float
+    life: float
+    grace: float
     step: float
-    http_suspect: float = 15.0
-    http: float = 45.0
+    http_suspect: float = 6.0
+    http: float = 12.0
+
+
+class Watchdog:
+    """Verdicts on one engine, which has been hung for some time or is not."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._hung_since: float | None = None
+
+    def judge(self, seen: Observation, *, now: float) -> Verdict:
+        """Verdict on what was seen at `now`, seconds on any steady clock."""
+        verdict = judge(seen, self._limits)
+        if verdict.health is not Health.HUNG:
+            self._hung_since = None
+            return verdict
+        if self._hung_since is None:
+            self._hung_since = now
+        if now - self._hung_since < self._limits.grace:
+            return verdict
+        return Verdict(Health.LOST, verdict.message)
 
 
 def judge(seen: Observation, limits: Limits) -> Verdict:
-    """Verdict on one observation."""
+    """Verdict on one observation: well, suspect or hung."""
     if seen.stopped_process is not None:
         message = f"{seen.stopped_process} is stopped"
-        return Verdict(Health.HUNG if seen.stopped_seconds >= limits.heartbeat else Health.SUSPECT, message)
-    if seen.heartbeat_age >= limits.heartbeat:
-        message = f"no heartbeat for {seen.heartbeat_age:.1f} s"
-        return Verdict(Health.HUNG if seen.heartbeat_age >= 2 * limits.heartbeat else Health.SUSPECT, message)
+        return Verdict(Health.HUNG if seen.stopped_seconds >= limits.life else Health.SUSPECT, message)
+    if seen.heartbeat_age >= limits.life:
+        return Verdict(Health.HUNG, "no sign of life from its scheduler")
     if seen.has_work and seen.loop_age >= limits.step:
-        return Verdict(Health.HUNG, f"the scheduler's loop has stood still for {seen.loop_age:.0f} s with work to do")
+        return Verdict(Health.HUNG, "its scheduler's loop stands still with work to do")
     if seen.http_age >= limits.http_suspect:
-        message = f"its HTTP server has not been ready for {seen.http_age:.0f} s"
+        message = "its HTTP server does not answer"
         return Verdict(Health.HUNG if seen.http_age >= limits.http else Health.SUSPECT, message)
     return Verdict(Health.WELL)

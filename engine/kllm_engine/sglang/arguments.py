@@ -10,10 +10,16 @@ from typing import Literal
 
 from kllm_core.kinds.service import RESERVED_ENGINE_ARGS
 from kllm_core.objectives import Role
-from kllm_engine.messages import AGENT_SOCKET_VARIABLE, PARK_TIMEOUT_VARIABLE, PARKED_LIMIT_VARIABLE
+from kllm_engine.messages import (
+    AGENT_SOCKET_VARIABLE,
+    PACE_VARIABLE,
+    PARK_TIMEOUT_VARIABLE,
+    PARKED_LIMIT_VARIABLE,
+)
+from kllm_engine.pace import Pace
+from kllm_engine.sglang.roles import Value, flip_obstacle
 
 Device = Literal["cpu", "cuda"]
-Value = bool | int | float | str | None
 
 OPTIMISTIC_ATTEMPTS = 1_000_000
 """As good as unbounded: a prompt may be prefilled before its decode instance is known, however often it yields."""
@@ -25,6 +31,9 @@ _QUEUE_ALLOWANCE_SECONDS = 3600
 """SGLang's own bootstrap timeout runs from the arrival; it must outlast queue, prefill and park together."""
 
 _KV_TYPES = {"Auto": "auto", "BF16": "bf16", "FP8E4M3": "fp8_e4m3", "FP8E5M2": "fp8_e5m2"}
+
+
+_SMALL_BATCH = 32
 
 
 class ArgumentsError(ValueError):
@@ -54,6 +63,8 @@ class EngineSettings:
         kv_replay_endpoint: ZMQ endpoint from which missed events are fetched.
         parked_limit_tokens: most prefilled tokens that wait for a decode instance; None takes half of the pool.
         park_timeout_seconds: after which prefilled KV that no decode instance took is freed.
+        pace: how long steps are made to last; None leaves them as they are.
+        flippable: it shall be able to switch between prefill and decode; see `Launch.flip_obstacle`.
     """
 
     role: Role
@@ -75,14 +86,21 @@ class EngineSettings:
     kv_replay_endpoint: str | None = None
     parked_limit_tokens: int | None = None
     park_timeout_seconds: float = DEFAULT_PARK_TIMEOUT_SECONDS
+    pace: Pace | None = None
+    flippable: bool = False
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the zygote is asked to run."""
+    """What the zygote is asked to run.
+
+    Attributes:
+        flip_obstacle: why it cannot switch roles; empty when it can.
+    """
 
     arguments: tuple[str, ...] = field(repr=False)
     environment: dict[str, str]
+    flip_obstacle: str = ""
 
 
 def detect_device(dev: Path = Path("/dev")) -> Device:
@@ -121,11 +139,13 @@ def launch(settings: EngineSettings) -> Launch:
         raise ArgumentsError(f"engineArgs must not set {', '.join(reserved)}: kLLM sets them from other fields")
     if settings.kv_type not in _KV_TYPES:
         raise ArgumentsError(f"kvType {settings.kv_type!r} is unknown; there are {', '.join(_KV_TYPES)}")
-    arguments = _identity(settings) | _role(settings) | _device_defaults(settings)
+    obstacle = flip_obstacle(settings.engine_args) if settings.flippable else "it was started for one role"
+    arguments = _identity(settings) | _device_defaults(settings)
+    arguments |= _role(settings) if obstacle else _roles(settings, arguments | dict(settings.engine_args))
     if settings.context_tokens is not None:
         arguments["context-length"] = settings.context_tokens
     arguments |= settings.engine_args
-    return Launch(tuple(_flatten(arguments)), _environment(settings))
+    return Launch(tuple(_flatten(arguments)), _environment(settings), obstacle)
 
 
 def _identity(settings: EngineSettings) -> dict[str, Value]:
@@ -145,22 +165,51 @@ def _identity(settings: EngineSettings) -> dict[str, Value]:
         "enable-metrics": True,
         # The agent's readiness waits for the plugin's self-check, not for a generated token.
         "skip-server-warmup": True,
+        # Without it every idle scheduler spins on a core.
+        "sleep-on-idle": True,
         "log-level": "info",
     }
 
 
 def _role(settings: EngineSettings) -> dict[str, Value]:
-    arguments: dict[str, Value] = {
+    """Arguments of an instance that keeps its role."""
+    common: dict[str, Value] = {
         "disaggregation-mode": settings.role.value,
         "disaggregation-transfer-backend": "mooncake",
     }
-    if settings.role is Role.DECODE:
-        if settings.device == "cpu":
-            # The default pins host memory through CUDA.
-            arguments["disaggregation-decode-retraction-backup"] = "cpu_tensor"
-        return arguments
-    arguments["disaggregation-bootstrap-port"] = settings.bootstrap_port
-    arguments["optimistic-prefill-attempts"] = OPTIMISTIC_ATTEMPTS
+    return common | (_decode() if settings.role is Role.DECODE else _prefill(settings))
+
+
+def _roles(settings: EngineSettings, known: Mapping[str, Value]) -> dict[str, Value]:
+    """Arguments of an instance that may switch: both roles', and each of them such that the other can follow.
+
+    Args:
+        settings: the instance.
+        known: what is set otherwise.
+    """
+    arguments = _role(settings) | _decode() | _prefill(settings)
+    arguments["enable-pd-role-switch"] = True
+    if not known.get("disable-radix-cache"):
+        # A prefill instance keeps its prefix cache object, which a decode instance uses rightly with this flag only:
+        # without it the second request with a common prefix would end the scheduler.
+        arguments["disaggregation-decode-enable-radix-cache"] = True
+    running = known.get("max-running-requests")
+    if isinstance(running, int) and running <= _SMALL_BATCH:
+        # What SGLang takes for a decode instance, and takes to be 0 for a prefill instance that becomes one.
+        arguments["disaggregation-decode-extra-slots"] = 2 * running
+    return arguments
+
+
+def _decode() -> dict[str, Value]:
+    # The default pins a pool of host memory through CUDA: that takes seconds of a start, and needs CUDA.
+    return {"disaggregation-decode-retraction-backup": "cpu_tensor"}
+
+
+def _prefill(settings: EngineSettings) -> dict[str, Value]:
+    arguments: dict[str, Value] = {
+        "disaggregation-bootstrap-port": settings.bootstrap_port,
+        "optimistic-prefill-attempts": OPTIMISTIC_ATTEMPTS,
+    }
     if settings.kv_events_endpoint is not None:
         events = {"publisher": "zmq", "endpoint": settings.kv_events_endpoint, "topic": ""}
         if settings.kv_replay_endpoint is not None:
@@ -178,8 +227,6 @@ def _device_defaults(settings: EngineSettings) -> dict[str, Value]:
         "dtype": "float32",
         "disable-cuda-graph": True,
         "disable-overlap-schedule": True,
-        # Without it every idle scheduler spins on a core.
-        "sleep-on-idle": True,
         # SGLang takes all memory that the machine loses while it loads for its own weights, other engines' too, and
         # ends itself when the rest holds no pool. The pool's size comes from the next line alone.
         "mem-fraction-static": 0.9,
@@ -206,6 +253,8 @@ def _environment(settings: EngineSettings) -> dict[str, str]:
         environment[AGENT_SOCKET_VARIABLE] = str(settings.agent_socket)
     if settings.parked_limit_tokens is not None:
         environment[PARKED_LIMIT_VARIABLE] = str(settings.parked_limit_tokens)
+    if settings.pace is not None:
+        environment[PACE_VARIABLE] = str(settings.pace)
     return environment
 
 
@@ -213,6 +262,10 @@ def _flatten(arguments: Mapping[str, Value]) -> Sequence[str]:
     flat: list[str] = []
     for name, value in arguments.items():
         if value is None or value is False:
+            continue
+        if str(value).startswith("-"):
+            # Apart from its name it would be read as a flag; tokens may begin so.
+            flat.append(f"--{name}={value}")
             continue
         flat.append(f"--{name}")
         if value is not True:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, Literal
 
 from kllm_engine.messages import AGENT_SOCKET_VARIABLE
+from kllm_engine.sglang import priming, resume
+from kllm_engine.sglang.flip import forget_moved_peer, keep_shared_storage, misdirected
 from kllm_engine.sglang.observation import MATCHED_TOKENS_ATTRIBUTE
 from kllm_engine.sglang.reporter import Reporter
-from kllm_engine.sglang.selfcheck import create_reporter
+from kllm_engine.sglang.selfcheck import equip, look
 from kllm_engine.sglang.tokenizers import shared_tokenizer
 from kllm_engine.sglang.tracker import Outcome
 
 _REPORTER_ATTRIBUTE = "kllm_reporter"
 _WAIT_ATTRIBUTE = "kllm_idle_wait"
+_PACER_ATTRIBUTE = "kllm_pacer"
 _CLIENT_ABORT = "AbortReq"
 
 _SENDER = "sglang.srt.disaggregation.common.conn.CommonKVSender"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _QUEUE = "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue"
+_RECEIVER = "sglang.srt.disaggregation.common.conn.CommonKVReceiver"
+_SWITCH = "sglang.srt.disaggregation.role_switch"
+_REQUEST = "sglang.srt.managers.schedule_batch.Req"
+_GRAMMARS = "sglang.srt.constrained.grammar_manager.GrammarManager"
 
 
 def _reporter(scheduler: Any) -> Reporter:
@@ -30,11 +38,31 @@ def _reporter(scheduler: Any) -> Reporter:
 
 def run_event_loop(original: Callable[[Any], None], scheduler: Any) -> None:
     """The scheduler is initialised: introduce it, then let it run."""
-    reporter, hello, wait = create_reporter(scheduler, [target for target, _, _ in TABLE])
-    setattr(scheduler, _REPORTER_ATTRIBUTE, reporter)
-    setattr(scheduler, _WAIT_ATTRIBUTE, wait)
-    reporter.start(hello)
+    equipment = equip(scheduler, _targets())
+    setattr(scheduler, _REPORTER_ATTRIBUTE, equipment.reporter)
+    setattr(scheduler, _WAIT_ATTRIBUTE, equipment.wait)
+    setattr(scheduler, _PACER_ATTRIBUTE, equipment.pacer)
+    equipment.reporter.start(equipment.hello)
     original(scheduler)
+
+
+def role_switched(result: Any, scheduler: Any, *_: Any) -> None:
+    """The scheduler serves the other role from now on, or has refused to."""
+    if result.success and result.old_role != result.new_role:
+        limits, hello = look(scheduler, _targets())
+        _reporter(scheduler).begin_again(hello, limits)
+
+
+def add_request(original: Callable[..., None], scheduler: Any, request: Any, *arguments: Any, **named: Any) -> None:
+    """A request that was meant for the role before a switch would wait for minutes."""
+    reason = "" if request.is_retracted else misdirected(scheduler, request)
+    if not reason:
+        original(scheduler, request, *arguments, **named)
+        return
+    from sglang.srt.disaggregation.utils import prepare_abort  # noqa: PLC0415
+
+    prepare_abort(request, reason, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    scheduler.output_streamer.stream_output([request], request.return_logprob)
 
 
 def ingest_requests(original: Callable[[Any], Any], scheduler: Any) -> Any:
@@ -56,7 +84,12 @@ def on_idle(original: Callable[[Any], None], scheduler: Any) -> None:
 def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *arguments: Any, **named: Any) -> Any:
     """A step begins."""
     _reporter(scheduler).step_begins(batch)
-    return original(scheduler, batch, *arguments, **named)
+    pacer = getattr(scheduler, _PACER_ATTRIBUTE)
+    if pacer is None:
+        return original(scheduler, batch, *arguments, **named)
+    # The flag is cleared by the original.
+    after_idle = scheduler._sched_idled
+    return pacer.step(batch, after_idle=after_idle, compute=lambda: original(scheduler, batch, *arguments, **named))
 
 
 def process_batch_result(original: Callable[[Any, Any, Any], None], scheduler: Any, batch: Any, result: Any) -> None:
@@ -64,8 +97,9 @@ def process_batch_result(original: Callable[[Any, Any, Any], None], scheduler: A
     mode = batch.forward_mode
     size = len(batch.reqs)
     if mode.is_decode() or mode.is_target_verify():
-        tokens = int(result.get_num_generated_tokens(size))
         original(scheduler, batch, result)
+        # Accepted drafts are counted by the original.
+        tokens = int(result.get_num_generated_tokens(size))
         _reporter(scheduler).step_ended(batch, tokens=tokens, prefill=False)
         return
     tokens = int(batch.extend_num_tokens or 0) if mode.is_extend_without_speculative() else 0
@@ -182,6 +216,10 @@ def load_snapshot_file(original: Callable[[str], str], name: str) -> str:
     return original(name) if agent_socket is None else f"{agent_socket}.loads"
 
 
+def _targets() -> list[str]:
+    return [target for target, _, _ in TABLE]
+
+
 def _aborted(scheduler: Any, request: Any) -> None:
     reporter = _reporter(scheduler)
     reporter.give_up(request, "the request was aborted")
@@ -216,10 +254,22 @@ TABLE: tuple[tuple[str, Callable[..., Any], Literal["AFTER", "AROUND"]], ...] = 
     (f"{_SCHEDULER}._retire_aborted_prefill_result", aborted_computing, "AFTER"),
     (f"{_SCHEDULER}.process_pending_chunked_abort", pending_chunked_abort, "AROUND"),
     (f"{_SCHEDULER}.optimistic_release_and_requeue", requeued, "AFTER"),
+    (f"{_SCHEDULER}._add_request_to_queue", add_request, "AROUND"),
+    (f"{_SWITCH}.handle_pd_role_switch", role_switched, "AFTER"),
+    (f"{_SWITCH}._release_prefix_cache_for_role_switch", keep_shared_storage, "AROUND"),
+    (f"{_RECEIVER}._setup_bootstrap_infos", forget_moved_peer, "AROUND"),
     (f"{_SENDER}.abort", aborted_sender, "AFTER"),
     (f"{_QUEUE}.create_sender", created_sender, "AFTER"),
     (f"{_QUEUE}.pop_bootstrapped", pop_bootstrapped, "AROUND"),
     ("sglang.srt.managers.load_snapshot.shm_path_for", load_snapshot_file, "AROUND"),
     ("sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer", shared_tokenizer, "AROUND"),
+    ("sglang.srt.entrypoints.http_server.ORJSONRequest.json", resume.request_json, "AROUND"),
+    ("starlette.responses.StreamingResponse.__call__", resume.streaming_response, "AROUND"),
+    ("sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request", resume.generate_request, "AROUND"),
+    (f"{_GRAMMARS}.process_req_with_grammar", priming.process_grammar, "AROUND"),
+    (f"{_GRAMMARS}.get_ready_grammar_requests", priming.ready_grammars, "AFTER"),
+    (f"{_REQUEST}.tail_str", priming.tail_text, "AROUND"),
+    (f"{_REQUEST}._locate_str_stop_finished_len", priming.stop_position, "AROUND"),
+    ("sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", priming.sampling_info, "AFTER"),
 )
 """Target, function, kind. A target that cannot be hooked is a reason to refuse service."""

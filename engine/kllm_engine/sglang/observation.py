@@ -12,6 +12,7 @@ import msgspec
 
 from kllm_engine.messages import Load
 from kllm_engine.sglang.meter import StepMeter
+from kllm_engine.sglang.pacing import PaceTally
 from kllm_engine.sglang.park import Committed
 from kllm_engine.sglang.tracker import Prefilled, Tracker
 
@@ -23,10 +24,11 @@ _ROLES: dict[str, Literal["prefill", "decode", "null"]] = {"prefill": "prefill",
 
 @dataclass(frozen=True)
 class Meters:
-    """Steps of both kinds."""
+    """Steps of both kinds, and how well they kept their pace."""
 
     prefill: StepMeter
     decode: StepMeter
+    pace: PaceTally
 
 
 def role_of(scheduler: Any) -> Literal["prefill", "decode", "null"]:
@@ -58,10 +60,10 @@ def prefilled(request: Any, *, now: float) -> Prefilled:
 
 def committed(scheduler: Any) -> Committed:
     """What is parked, or admitted to be prefilled without a decode instance."""
-    pending = [request for request in scheduler.disagg_prefill_inflight_queue if request.pending_bootstrap]
-    pending += [request for request in scheduler.waiting_queue if request.pending_bootstrap]
-    if scheduler.chunked_req is not None and scheduler.chunked_req.pending_bootstrap:
-        pending.append(scheduler.chunked_req)
+    candidates = [*scheduler.disagg_prefill_inflight_queue, *scheduler.waiting_queue, *_launched(scheduler)]
+    if scheduler.chunked_req is not None:
+        candidates.append(scheduler.chunked_req)
+    pending = {id(request): request for request in candidates if request.pending_bootstrap}.values()
     return Committed(len(pending), sum(map(prompt_tokens, pending)))
 
 
@@ -98,6 +100,9 @@ def observe(scheduler: Any, *, meters: Meters, tracker: Tracker, computing: int,
         total_decode_tokens=meters.decode.total_tokens,
         total_prefill_busy_seconds=meters.prefill.total_seconds,
         total_decode_busy_seconds=meters.decode.total_seconds,
+        paced_steps=meters.pace.steps,
+        late_steps=meters.pace.late_steps,
+        late_seconds=meters.pace.late_seconds,
     )
     if role == "decode":
         return _with_decode(common, scheduler)
@@ -135,6 +140,12 @@ def _with_decode(load: Load, scheduler: Any) -> Load:
         transferring_requests=len(scheduler.disagg_decode_transfer_queue.queue),
         retracted_requests=len(retracted),
     )
+
+
+def _launched(scheduler: Any) -> list[Any]:
+    """Requests of batches whose results are still to come, which only overlapped scheduling has."""
+    batches = scheduler.result_queue if scheduler.enable_overlap else ()
+    return [request for batch, _ in batches for request in batch.reqs]
 
 
 def _grammar_queue(scheduler: Any) -> list[Any]:

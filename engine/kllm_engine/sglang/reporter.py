@@ -13,6 +13,7 @@ from kllm_engine.messages import Heartbeat, Hello, Message, Request
 from kllm_engine.sglang.link import AgentLink
 from kllm_engine.sglang.meter import StepMeter
 from kllm_engine.sglang.observation import Meters, committed, observe, prefilled, prompt_tokens, role_of
+from kllm_engine.sglang.pacing import PaceTally
 from kllm_engine.sglang.park import ParkLimits, admissible, overdue
 from kllm_engine.sglang.rooms import ConcludedRooms
 from kllm_engine.sglang.tracker import Outcome, Prefilled, Tracker
@@ -30,6 +31,7 @@ class Reporter:
         limits: bounds of parked KV.
         failed_status: SGLang's status of a failed transfer.
         single_rank: the engine has one scheduler process.
+        tally: how well steps keep their pace.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Reporter:
         limits: ParkLimits,
         failed_status: Any,
         single_rank: bool,
+        tally: PaceTally,
     ) -> None:
         self.limits = limits
-        self.meters = Meters(StepMeter(), StepMeter())
+        self.meters = Meters(StepMeter(), StepMeter(), tally)
         self.tracker = Tracker(os.getpid())
         self.rooms = ConcludedRooms()
         self._scheduler = scheduler
@@ -64,6 +67,17 @@ class Reporter:
         if self._link is not None:
             threading.Thread(target=self._beat, name="kllm-heartbeat", daemon=True).start()
 
+    def begin_again(self, hello: Hello, limits: ParkLimits) -> None:
+        """The scheduler, which was empty, has another role now: nothing of the one before is left but its pace."""
+        self.limits = limits
+        self.meters = Meters(StepMeter(), StepMeter(), self.meters.pace)
+        self.tracker = Tracker(os.getpid())
+        self.rooms = ConcludedRooms()
+        self._abandoned = ""
+        self._computing = 0
+        self._put(hello)
+        self.publish()
+
     def iteration(self) -> None:
         """An iteration of the event loop begins."""
         now = time.monotonic()
@@ -79,15 +93,17 @@ class Reporter:
 
     def step_begins(self, batch: Any) -> None:
         """A batch is about to be computed; a long step must not hide what runs in it."""
-        if batch.forward_mode.is_extend():
-            self._computing = len(batch.reqs)
+        prefill = batch.forward_mode.is_extend_without_speculative()
+        self._computing = len(batch.reqs) if prefill else 0
+        if prefill:
             self.publish()
 
     def step_ended(self, batch: Any, *, tokens: int, prefill: bool) -> None:
         """A batch was computed and its results are handed on."""
         now = time.monotonic()
-        self._computing = 0
         # With overlapped scheduling a batch is launched before the one ahead of it has ended.
+        if batch.forward_iter == self._scheduler.forward_ct:
+            self._computing = 0
         began = max(batch.launch_ts or now, self._step_ended)
         self._step_ended = now
         meter = self.meters.prefill if prefill else self.meters.decode

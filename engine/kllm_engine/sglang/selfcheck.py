@@ -6,13 +6,23 @@ import importlib.metadata
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kllm_engine.messages import AGENT_SOCKET_VARIABLE, PARK_TIMEOUT_VARIABLE, PARKED_LIMIT_VARIABLE, Hello
+from kllm_engine.messages import (
+    AGENT_SOCKET_VARIABLE,
+    PACE_VARIABLE,
+    PARK_TIMEOUT_VARIABLE,
+    PARKED_LIMIT_VARIABLE,
+    Hello,
+)
+from kllm_engine.pace import parse_pace
+from kllm_engine.sglang import flip
 from kllm_engine.sglang.arguments import DEFAULT_PARK_TIMEOUT_SECONDS
 from kllm_engine.sglang.link import AgentLink
 from kllm_engine.sglang.observation import role_of
+from kllm_engine.sglang.pacing import Pacer, PaceTally
 from kllm_engine.sglang.park import ParkLimits
 from kllm_engine.sglang.reporter import Reporter, idle_wait
 
@@ -20,8 +30,55 @@ SGLANG_VERSION = "0.5.21"
 """The only one that the hooks were written for."""
 
 
-def create_reporter(scheduler: Any, targets: Sequence[str]) -> tuple[Reporter, Hello, Callable[[], None]]:
-    """Reporter of a scheduler, its introduction, and its idle wait.
+@dataclass(frozen=True)
+class Equipment:
+    """What the plugin gives one scheduler.
+
+    Attributes:
+        hello: its introduction to the agent.
+        wait: to be called when it waits for others.
+        pacer: None where steps are as they are.
+    """
+
+    reporter: Reporter
+    hello: Hello
+    wait: Callable[[], None]
+    pacer: Pacer | None
+
+
+def equip(scheduler: Any, targets: Sequence[str]) -> Equipment:
+    """Look at a scheduler and make what the plugin needs for it.
+
+    Args:
+        scheduler: SGLang's Scheduler, initialised.
+        targets: names of everything that should be hooked.
+
+    Raises:
+        ValueError: a limit in the environment is no positive number, or its pace cannot be read.
+    """
+    from sglang.srt.disaggregation.base.conn import KVPoll  # noqa: PLC0415
+    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415
+
+    limits, hello = look(scheduler, targets)
+    parallel = get_parallel()
+    # Ranks of one engine hold the same requests: the first one speaks for all.
+    speaks = parallel.tp_rank == 0 and parallel.pp_rank == 0 and not parallel.dp_rank
+    address = os.environ.get(AGENT_SOCKET_VARIABLE)
+    link = AgentLink(Path(address)) if address and speaks else None
+    pacer = Pacer(parse_pace(hello.pace)) if hello.pace else None
+    reporter = Reporter(
+        scheduler,
+        link=link,
+        limits=limits,
+        failed_status=KVPoll.Failed,
+        single_rank=parallel.tp_size == 1 and parallel.pp_size == 1,
+        tally=pacer.tally if pacer is not None else PaceTally(),
+    )
+    return Equipment(reporter, hello, idle_wait(lambda: scheduler.ipc_channels.recv_from_tokenizer), pacer)
+
+
+def look(scheduler: Any, targets: Sequence[str]) -> tuple[ParkLimits, Hello]:
+    """What holds for a scheduler in its present role.
 
     Args:
         scheduler: SGLang's Scheduler, initialised.
@@ -30,35 +87,23 @@ def create_reporter(scheduler: Any, targets: Sequence[str]) -> tuple[Reporter, H
     Raises:
         ValueError: a limit in the environment is no positive number.
     """
-    from sglang.srt.disaggregation.base.conn import KVPoll  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: PLC0415
     from sglang.srt.runtime_context import get_disagg, get_parallel  # noqa: PLC0415
 
     pool_tokens = int(scheduler.max_total_num_tokens)
     limits = park_limits(os.environ, pool_tokens=pool_tokens, request_slots=_request_slots(scheduler))
-    parallel = get_parallel()
-    # Ranks of one engine hold the same requests: the first one speaks for all.
-    speaks = parallel.tp_rank == 0 and parallel.pp_rank == 0 and not parallel.dp_rank
-    address = os.environ.get(AGENT_SOCKET_VARIABLE)
-    link = AgentLink(Path(address)) if address and speaks else None
-    reporter = Reporter(
-        scheduler,
-        link=link,
-        limits=limits,
-        failed_status=KVPoll.Failed,
-        single_rank=parallel.tp_size == 1 and parallel.pp_size == 1,
-    )
     patched: set[str] = HookRegistry._patched
     hello = _hello(
         scheduler,
         limits=limits,
         attempts=int(get_disagg().optimistic_prefill_attempts),
         reserved=int(get_disagg().num_reserved_decode_tokens),
-        pipeline=int(parallel.pp_size),
+        pipeline=int(get_parallel().pp_size),
         missing=[target for target in targets if target not in patched],
         installed=[target for target in targets if target in patched],
+        pace=os.environ.get(PACE_VARIABLE, ""),
     )
-    return reporter, hello, idle_wait(lambda: scheduler.ipc_channels.recv_from_tokenizer)
+    return limits, hello
 
 
 def park_limits(environment: Mapping[str, str], *, pool_tokens: int, request_slots: int) -> ParkLimits:
@@ -99,6 +144,7 @@ def _hello(
     pipeline: int,
     missing: list[str],
     installed: list[str],
+    pace: str,
 ) -> Hello:
     role = role_of(scheduler)
     version = importlib.metadata.version("sglang")
@@ -111,6 +157,8 @@ def _hello(
             f"the KV pool holds {pool} tokens and a request may need {context} + {reserved} reserved ones; it would "
             "wait for ever: lower context-length, or raise max-total-tokens or mem-fraction-static"
         )
+    if pace and scheduler.enable_overlap:
+        problems.append("overlapped steps cannot be paced: set disable-overlap-schedule in engine-args, or drop --pace")
     late = role != "prefill" or attempts > 0
     reason = "" if late else "PipelineParallel" if pipeline > 1 else "HierarchicalCachePolicy"
     return Hello(
@@ -130,4 +178,6 @@ def _hello(
         hooks_installed=installed,
         hooks_missing=missing,
         problems=problems,
+        pace=pace,
+        flip_obstacle=flip.obstacle(scheduler),
     )

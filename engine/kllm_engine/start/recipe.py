@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kllm_engine.sglang.arguments import detect_device, import_environment
+from kllm_engine.start.gpu import Probe, StandIns, refuse_if_touched
 
 _MODULES = (
     "sglang.launch_server",
@@ -27,6 +28,7 @@ _MODULES = (
     "xgrammar",
 )
 _MODULES_IF_INSTALLED = ("sglang.srt.disaggregation.mooncake.conn",)
+_MODULES_ON_A_GPU = ("sglang.srt.layers.attention.triton_backend",)
 
 
 class Recipe(Protocol):
@@ -48,19 +50,25 @@ class SglangRecipe:
         """Import SGLang with everything that a server of either role uses.
 
         Raises:
-            RuntimeError: an import has initialised CUDA, which a forked child could then not use.
+            GpuError: no GPU answers, or an import has touched CUDA, which forked servers could then not use.
         """
         device = detect_device()
+        on_a_gpu = device == "cuda"
         # Imports read these: OpenMP sizes its pool and SGLang chooses its code paths at import time.
         for name, value in import_environment(device).items():
             os.environ.setdefault(name, value)
-        if device == "cpu":
+        # Reading takes seconds, as long as the import of torch that is needed for it in both processes.
+        probe = Probe() if on_a_gpu else None
+        if not on_a_gpu:
             stubs = str(Path(__file__).parent.parent / "cpu" / "stubs")
             if stubs not in sys.path:
                 sys.path.insert(0, stubs)
         # Imports allocate much and free little: the collector would take a third of their time.
         gc.disable()
-        for module in _MODULES:
+        if probe is not None:
+            torch, triton_check = map(importlib.import_module, ("torch", "torch.utils._triton"))
+            StandIns(probe.devices()).install(torch, triton_check)
+        for module in (*_MODULES, *(_MODULES_ON_A_GPU if on_a_gpu else ())):
             importlib.import_module(module)
         for module in _MODULES_IF_INSTALLED:
             if importlib.util.find_spec(module) is not None:
@@ -71,7 +79,8 @@ class SglangRecipe:
         # What lives now is never looked at again, so that its pages stay shared with the children.
         gc.freeze()
         gc.enable()
-        _refuse_touched_accelerator()
+        if on_a_gpu:
+            refuse_if_touched(importlib.import_module("torch"))
 
     def run(self, arguments: list[str]) -> None:
         """Run one SGLang HTTP server with its scheduler and detokeniser processes."""
@@ -90,9 +99,3 @@ def _always_fork() -> None:
     module: Any = multiprocessing
     module.set_start_method = set_start_method
     original("fork", force=True)
-
-
-def _refuse_touched_accelerator() -> None:
-    torch = importlib.import_module("torch")
-    if torch.cuda.is_initialized() or torch._C._cuda_isInBadFork():
-        raise RuntimeError("an import has initialised CUDA: forked servers could not use the GPU")

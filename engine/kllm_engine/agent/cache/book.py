@@ -68,6 +68,10 @@ class CacheBook:
         if change is not None:
             self._append(change)
 
+    def clear(self) -> None:
+        """The cache is empty: the engine has begun a new incarnation."""
+        self._append(self._mirror.clear())
+
     def rebuild(self, events: Iterable[KvEvent]) -> None:
         """Start again from what the engine still remembers; blocks with an unknown parent stay out."""
         mirror = CacheMirror(self._page_size)

@@ -75,7 +75,7 @@ class GetInstanceRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "service", "role", "state", "message", "incarnation", "http_address", "bootstrap_host", "bootstrap_port", "model_name", "page_size", "kv_type", "context_tokens", "kv_total_tokens", "max_running_requests", "engine_version", "bindings", "binding_reason", "flippable", "start_phases")
+    __slots__ = ("instance_id", "service", "role", "state", "message", "incarnation", "http_address", "bootstrap_host", "bootstrap_port", "model_name", "page_size", "kv_type", "context_tokens", "kv_total_tokens", "max_running_requests", "engine_version", "bindings", "binding_reason", "flippable", "start_phases", "pacing")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class Instance(_message.Message):
     BINDING_REASON_FIELD_NUMBER: _ClassVar[int]
     FLIPPABLE_FIELD_NUMBER: _ClassVar[int]
     START_PHASES_FIELD_NUMBER: _ClassVar[int]
+    PACING_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     service: str
     role: Role
@@ -116,7 +117,8 @@ class Instance(_message.Message):
     binding_reason: str
     flippable: bool
     start_phases: _containers.RepeatedCompositeFieldContainer[StartPhase]
-    def __init__(self, instance_id: _Optional[str] = ..., service: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., message: _Optional[str] = ..., incarnation: _Optional[int] = ..., http_address: _Optional[str] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., model_name: _Optional[str] = ..., page_size: _Optional[int] = ..., kv_type: _Optional[str] = ..., context_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., bindings: _Optional[_Iterable[_Union[Binding, str]]] = ..., binding_reason: _Optional[str] = ..., flippable: _Optional[bool] = ..., start_phases: _Optional[_Iterable[_Union[StartPhase, _Mapping]]] = ...) -> None: ...
+    pacing: str
+    def __init__(self, instance_id: _Optional[str] = ..., service: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., message: _Optional[str] = ..., incarnation: _Optional[int] = ..., http_address: _Optional[str] = ..., bootstrap_host: _Optional[str] = ..., bootstrap_port: _Optional[int] = ..., model_name: _Optional[str] = ..., page_size: _Optional[int] = ..., kv_type: _Optional[str] = ..., context_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., engine_version: _Optional[str] = ..., bindings: _Optional[_Iterable[_Union[Binding, str]]] = ..., binding_reason: _Optional[str] = ..., flippable: _Optional[bool] = ..., start_phases: _Optional[_Iterable[_Union[StartPhase, _Mapping]]] = ..., pacing: _Optional[str] = ...) -> None: ...
 
 class StartPhase(_message.Message):
     __slots__ = ("name", "seconds")
