@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from kllm_core.kinds.base import Parallelism, TransferBackend
+from kllm_core.kinds.base import Parallelism, Scaling, TransferBackend
 from kllm_core.kinds.service import InferenceService, ServiceSpec
 from kllm_core.objectives import Binding
 
@@ -22,8 +22,8 @@ def notes(service: InferenceService) -> list[str]:
     """Fields that have no effect here, for people to know."""
     spec = service.spec
     told = []
-    if any(getattr(spec, role).max_replicas > getattr(spec, role).min_replicas for role in _ROLES):
-        told.append("on one machine the pools keep minReplicas; they do not grow to maxReplicas yet")
+    if spec.scaling is Scaling.EXTERNAL:
+        told.append("spec.scaling is External: the pools keep minReplicas, and the planner only advises")
     if spec.router.replicas > 1:
         told.append(f"spec.router.replicas is {spec.router.replicas}; on one machine one router is started")
     if spec.router.binding is Binding.JUST_IN_TIME:
@@ -43,9 +43,9 @@ def _model_refusals(uri: str) -> Iterator[str]:
 
 def _refusals(spec: ServiceSpec) -> Iterator[str]:
     yield from _model_refusals(spec.model.uri)
-    wanted = spec.prefill.min_replicas + spec.decode.min_replicas
-    if wanted > _MOST_INSTANCES:
-        yield f"minReplicas of both roles ask for {wanted} instances; one machine runs at most {_MOST_INSTANCES}"
+    most = spec.prefill.max_replicas + spec.decode.max_replicas
+    if most > _MOST_INSTANCES:
+        yield f"maxReplicas of both roles allow {most} instances; one machine runs at most {_MOST_INSTANCES}"
     for role in _ROLES:
         pool = getattr(spec, role)
         if pool.min_replicas == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import structlog
@@ -10,6 +11,8 @@ import structlog
 
 def configure() -> None:
     """Send structured logs to standard error; what a person must know is printed apart from them."""
+    # gRPC's own library writes to standard error, past all handlers, whenever an agent ends.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     structlog.configure(
         processors=[

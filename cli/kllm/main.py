@@ -52,25 +52,40 @@ def up(
     cache_dir: Annotated[
         Path | None, typer.Option(help="Where models are kept; left out: $XDG_CACHE_HOME/kllm or ~/.cache/kllm.")
     ] = None,
+    pace: Annotated[
+        str | None,
+        typer.Option(help="How long the engines' steps are made to last: prefill=0.02+0.0005n,decode=0.03+0.002b."),
+    ] = None,
+    tune: Annotated[
+        list[str] | None, typer.Option(help="A setting of the control loop, NAME=NUMBER; see docs/planner.md.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event instead of text.")] = False,
 ) -> None:
     """Serve a model on this machine until Ctrl-C.
 
-    Starts minReplicas of both roles and one router, and stops all of them if one of them fails. Requests in work have
-    0.3 s to finish; streams that are cut end with an error event. A second Ctrl-C ends everything at once.
+    Starts minReplicas of both roles and one router, then keeps each pool between minReplicas and maxReplicas as its
+    load asks for, and replaces instances that fail. Requests in work have 0.3 s to finish; streams that are cut end
+    with an error event. A second Ctrl-C ends everything at once.
     """
     from kllm.commands import up as command  # noqa: PLC0415
     from kllm_operator.substrate.programs import RouterAddress  # noqa: PLC0415
 
     address = RouterAddress(host, port, grpc_port, api_key_file)
-    raise typer.Exit(command.run(file, address=address, cache_dir=cache_dir, as_json=json))
+    tuning = command.Tuning(pace, tuple(tune or ()))
+    raise typer.Exit(command.run(file, address=address, cache_dir=cache_dir, as_json=json, tuning=tuning))
 
 
 @app.command()
-def status(name: OptionalName = None, json: Json = False) -> None:
-    """Show what is up on this machine: instances, their load, memory and addresses."""
+def status(
+    name: OptionalName = None,
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it every two seconds until Ctrl-C.")] = False,
+) -> None:
+    """Show what is up on this machine: pools and their load, instances, memory and addresses."""
     from kllm.commands import status as command  # noqa: PLC0415
 
+    if watch and not json:
+        raise typer.Exit(command.watch(name, seconds=2.0))
     raise typer.Exit(command.run(name, as_json=json))
 
 

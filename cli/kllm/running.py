@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kllm import abilities, logs, ports
 from kllm.steps import Steps
@@ -19,6 +19,8 @@ from kllm_operator.substrate.exceptions import SubstrateError
 from kllm_operator.substrate.processes import ProcessSubstrate
 from kllm_operator.substrate.programs import RouterAddress
 from kllm_operator.substrate.rundir import RunDirectory, service_names
+
+T = TypeVar("T")
 
 _READY_SECONDS = 15.0
 _POLL_SECONDS = 0.05
@@ -35,6 +37,7 @@ class Endpoint:
 
     Attributes:
         grpc: host:port, if the router serves gRPC.
+        start_seconds: what the slowest instance took to start; None is unknown.
     """
 
     service: str
@@ -42,13 +45,21 @@ class Endpoint:
     url: str
     grpc: str | None
     substrate: ProcessSubstrate
+    start_seconds: float | None = None
 
 
 @contextlib.asynccontextmanager
 async def up(
-    service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
+    service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps, pace: str | None = None
 ) -> AsyncIterator[Endpoint]:
     """Start a service and stop it at the end of the context.
+
+    Args:
+        service: what is served.
+        address: where the router listens.
+        cache: where models are kept.
+        steps: told of what is done.
+        pace: how long the engines' steps are made to last; None leaves them as they are.
 
     Raises:
         RefusedError: nothing was started.
@@ -56,16 +67,16 @@ async def up(
     """
     if problems := abilities.refusals(service):
         raise RefusedError("\nkllm: ".join(problems))
-    substrate = ProcessSubstrate(service, observer=lambda name, kind, event: _tell(steps, name, kind, event))
+    substrate = ProcessSubstrate(service, pace=pace, observer=lambda name, kind, event: _tell(steps, name, kind, event))
     async with steps:
         try:
             async with substrate:
                 _check_ports(address)
-                url = await _started(substrate, service, address=address, cache=cache, steps=steps)
+                url, seconds = await _started(substrate, service, address=address, cache=cache, steps=steps)
                 state = substrate.run.read_state()
                 grpc = state.grpc if state else None
                 try:
-                    yield Endpoint(service.name, service.spec.model.name, url, grpc, substrate)
+                    yield Endpoint(service.name, service.spec.model.name, url, grpc, substrate, seconds)
                 finally:
                     steps.begin("stop", "stopping everything")
         finally:
@@ -117,17 +128,17 @@ def _check_ports(address: RouterAddress) -> None:
 
 async def _started(
     substrate: ProcessSubstrate, service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
-) -> str:
+) -> tuple[str, float | None]:
     for note in abilities.notes(service):
         steps.say(note)
-    url = await _unless_one_fails(substrate, _start(substrate, service, address=address, cache=cache, steps=steps))
+    started = await _unless_one_fails(substrate, _start(substrate, service, address=address, cache=cache, steps=steps))
     substrate.run.update(phase="Serving")
-    return url
+    return started
 
 
 async def _start(
     substrate: ProcessSubstrate, service: InferenceService, *, address: RouterAddress, cache: Path, steps: Steps
-) -> str:
+) -> tuple[str, float | None]:
     # Preloading the engine's code takes longest, so it begins before the model is there.
     substrate.preload()
     steps.begin("zygote", "loading the engine's code")
@@ -136,16 +147,18 @@ async def _start(
     steps.done("model", "available")
     counts = {Role.PREFILL: service.spec.prefill.min_replicas, Role.DECODE: service.spec.decode.min_replicas}
     ids = [await substrate.start(role) for role, count in counts.items() for _ in range(count)]
-    waits = [_serving(substrate, instance, steps) for instance in ids]
-    url, *_ = await asyncio.gather(_router(substrate, address, steps), *waits)
-    await _ready(str(url))
-    return str(url)
+    waits = asyncio.gather(*(_serving(substrate, instance, steps) for instance in ids))
+    url, seconds = await asyncio.gather(_router(substrate, address, steps), waits)
+    await _ready(url)
+    return url, max((each for each in seconds if each is not None), default=None)
 
 
-async def _serving(substrate: ProcessSubstrate, instance: str, steps: Steps) -> None:
+async def _serving(substrate: ProcessSubstrate, instance: str, steps: Steps) -> float | None:
+    """Wait until an instance serves; seconds that it took by its own word."""
     steps.begin(instance, "starting")
-    await substrate.serving(instance)
+    told = (await substrate.serving(instance)).get("seconds")
     steps.done(instance, "serving")
+    return float(told) if isinstance(told, int | float) else None
 
 
 async def _router(substrate: ProcessSubstrate, address: RouterAddress, steps: Steps) -> str:
@@ -169,7 +182,7 @@ async def _ready(url: str) -> None:
     raise SubstrateError(f"the router at {url} is not ready {_READY_SECONDS:.0f} s after the engines")
 
 
-async def _unless_one_fails(substrate: ProcessSubstrate, work: Coroutine[Any, Any, str]) -> str:
+async def _unless_one_fails(substrate: ProcessSubstrate, work: Coroutine[Any, Any, T]) -> T:
     """A failed process is what others then fail from, so the first one is told."""
     started = asyncio.ensure_future(work)
     failed = asyncio.ensure_future(substrate.failure())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -55,6 +56,15 @@ class Steps:
 
     def say(self, text: str) -> None:
         """Something that is no step."""
+
+    def tell(self, event: str, line: str, fields: dict[str, Any]) -> None:
+        """Something that happened while serving: the line is for people, the fields are for programs.
+
+        What nobody takes is left out: a reader that stands still must not make a service stand still.
+        """
+        del event, fields
+        if _takes(sys.stderr):
+            self.say(f"{time.strftime('%H:%M:%S')} {line}")
 
     def close(self) -> None:
         """Steps that still run are told as given up."""
@@ -108,6 +118,11 @@ class JsonSteps(Steps):
         """Print a message."""
         self.event("message", message=text)
 
+    def tell(self, event: str, line: str, fields: dict[str, Any]) -> None:
+        """Print one object, with the time in seconds since 1970."""
+        if _takes(sys.stdout):
+            self.event(event, at=round(time.time(), 3), line=line, **fields)
+
     def _show_begin(self, name: str, text: str) -> None:
         self.event("step", name=name, state="running", message=text)
 
@@ -160,6 +175,14 @@ class LiveSteps(Steps):
         if not self._tasks:
             # Nothing moves now, and what others print must not be painted over.
             self._progress.stop()
+
+
+def _takes(stream: TextIO) -> bool:
+    """Whether a line can be written without waiting for a reader; a pipe says so with 4,096 bytes of room."""
+    try:
+        return bool(select.select([], [stream], [], 0)[1])
+    except (OSError, ValueError):  # it has no file descriptor, so nobody reads it from outside
+        return True
 
 
 def terminal_steps() -> Steps:

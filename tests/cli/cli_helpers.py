@@ -26,10 +26,10 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.runtime = folder / "run"
-        self.runtime.mkdir()
         # Sockets are made in it, and their paths must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="kllm-test-"))
+        self.runtime = self.temporary / "run"
+        self.runtime.mkdir()
         self.manifest = folder / "service.yaml"
         self.manifest.write_text(MANIFEST)
         self.environment = {
@@ -78,6 +78,11 @@ class Machine:
             finally:
                 process.kill()
                 running.close()
+
+    def pool(self, role: str) -> dict:
+        """What the control loop of the service says of a pool."""
+        file = self.runtime / "kllm" / "chat" / "control.json"
+        return json.loads(file.read_text())["pools"][role] if file.exists() else {}
 
     def left(self) -> list[int]:
         """Living processes that were started for this machine."""

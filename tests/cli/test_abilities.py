@@ -30,6 +30,7 @@ def test_the_smallest_manifest_is_neither_refused_nor_commented():
         ({"decode": {"template": {"spec": {}}}}, "spec.decode.template"),
         ({"cache": {"hostGibibytes": 1}}, "spec.cache.hostGibibytes"),
         ({"transferBackend": "NIXL"}, "spec.transferBackend"),
+        ({"prefill": {"maxReplicas": 20}}, "maxReplicas"),
     ],
 )
 def test_a_field_that_would_change_the_answer_is_refused_by_name(spec, field):
@@ -39,7 +40,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(spec, field):
 @pytest.mark.parametrize(
     ("spec", "word"),
     [
-        ({"prefill": {"maxReplicas": 2}}, "maxReplicas"),
+        ({"scaling": "External"}, "only advises"),
         ({"router": {"replicas": 2}}, "spec.router.replicas"),
         ({"router": {"binding": "JustInTime"}}, "JustInTime"),
     ],

@@ -10,15 +10,17 @@ import sys
 import time
 
 import pytest
-from cli.cli_helpers import Machine
+from cli.cli_helpers import DRIVER, Machine
+from substrate.substrate_helpers import wait_until
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A machine on which one service is up."""
     machine = Machine(tmp_path_factory.mktemp("machine"))
-    with machine.up() as up:
+    with machine.up(STUB_FOLDER=str(machine.folder)) as up:
         up.wait_for("serving")
+        wait_until(lambda: machine.pool("decode").get("load", {}).get("value") == 0, what="a first look at the loads")
         yield machine
         up.signal(signal.SIGTERM)
         assert up.end()[0] == 0
@@ -38,6 +40,29 @@ def test_status_shows_each_instance_with_its_load(served):
     assert result.returncode == 0
     line = next(line for line in result.stdout.splitlines() if "chat-prefill-0" in line)
     assert re.search(r"chat-prefill-0 +Serving +1 +2 +3 +25% +\d+ +\d+", line)
+
+
+def test_status_shows_each_pool_with_its_load_and_counts(served):
+    lines = served.kllm("status").stdout.splitlines()
+    assert any(re.search(r"^prefill +QueueAndPrefill +0\.00 +0\.00 +- +1 +1 +0 +0$", line) for line in lines), lines
+
+
+def test_status_shows_how_engines_are_paced(served):
+    rows = {row["id"]: row for row in json.loads(served.kllm("status", "--json").stdout)}
+    assert rows["chat-prefill-0"]["pacing"] == "prefill=1+0n+0q"
+    assert rows["router-0"]["pools"]["decode"]["ready"] == 1
+    assert "PACING" in served.kllm("status").stdout
+
+
+def test_status_can_be_watched_until_ctrl_c(served):
+    command = [sys.executable, DRIVER, "status", "--watch"]
+    with subprocess.Popen(command, env=served.environment, stdout=subprocess.PIPE, text=True) as watching:
+        shown = ""
+        while shown.count("zygote") < 2:
+            shown += watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+    assert watching.returncode == 0
 
 
 def test_status_as_json_has_all_processes(served):

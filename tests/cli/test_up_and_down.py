@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -158,14 +160,86 @@ def test_what_does_not_start_is_told_with_the_end_of_its_log(machine, name):
     assert str(machine.runtime / "kllm" / "chat" / "logs" / f"{shown}.log") in errors
 
 
-def test_an_engine_that_dies_later_ends_the_service_and_is_named(machine):
+def kill(machine, name):
+    rows = json.loads(machine.kllm("status", "--json").stdout)
+    os.kill(next(row["pid"] for row in rows if row["id"] == name), signal.SIGKILL)
+
+
+def test_an_instance_that_dies_is_named_and_replaced(machine):
     with machine.up() as up:
         up.wait_for("serving")
-        rows = json.loads(machine.kllm("status", "--json").stdout)
-        os.kill(next(row["pid"] for row in rows if row["id"] == "chat-prefill-0"), signal.SIGKILL)
+        kill(machine, "chat-prefill-0")
+        up.wait_for("failure", instance="chat-prefill-0", message="was ended by SIGKILL")
+        assert up.wait_for("action", step="Start", role="prefill")["instance"] == "chat-prefill-1"
+        up.wait_for("capacity", instance="chat-prefill-1", role="prefill")
+        rows = {row["id"] for row in json.loads(machine.kllm("status", "--json").stdout)}
+        assert rows == {"chat-prefill-1", "chat-decode-0", "router-0", "zygote"}
+        up.signal(signal.SIGTERM)
+        assert up.end()[0] == 0
+
+
+def test_an_instance_that_dies_again_and_again_is_replaced_ever_later(machine):
+    with machine.up("--tune", "restart_first_seconds=0.2") as up:
+        up.wait_for("serving")
+        for number in range(3):
+            kill(machine, f"chat-decode-{number}")
+            up.wait_for("failure", instance=f"chat-decode-{number}")
+            up.wait_for("capacity", instance=f"chat-decode-{number + 1}")
+        then = [event["then"] for event in up.events if event["event"] == "failure"]
+        assert then == [
+            "is replaced at once",
+            "is replaced in 0.2 s (2 failures in a row)",
+            "is replaced in 0.4 s (3 failures in a row)",
+        ]
+        up.signal(signal.SIGTERM)
+        assert up.end()[0] == 0
+
+
+def test_nobody_has_to_read_what_it_tells(machine):
+    """A pipe of one page is full after a few events."""
+    command = [sys.executable, DRIVER, "up", "-f", str(machine.manifest), "--port", "0", "--json"]
+    with subprocess.Popen(command, env=machine.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as up:
+        fcntl.fcntl(up.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        while json.loads(up.stdout.readline())["event"] != "serving":
+            pass
+        for number in range(3):
+            kill(machine, f"chat-decode-{number}")
+            wait_until(lambda name=f"chat-decode-{number + 1}": is_up(machine, name), what="a new instance")
+        up.send_signal(signal.SIGTERM)
+        up.stdout.read()
+        assert up.wait(10) == 0
+
+
+def is_up(machine, name):
+    return name in {row["id"] for row in json.loads(machine.kllm("status", "--json").stdout)}
+
+
+@pytest.mark.parametrize("name", ["router-0", "zygote"])
+def test_what_nothing_goes_on_without_ends_the_service_and_is_named(machine, name):
+    with machine.up() as up:
+        up.wait_for("serving")
+        kill(machine, name)
         status, errors, _ = up.end()
     assert status == 1
-    assert "kllm: chat-prefill-0 was ended by SIGKILL" in errors
+    assert f"kllm: {name} was ended by SIGKILL" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tune", "tick_second=1"], "there is no setting 'tick_second'; there are"),
+        (["--tune", "tick_seconds"], "--tune 'tick_seconds' must be NAME=NUMBER"),
+        (["--tune", "tick_seconds=0"], "tick_seconds must be above 0"),
+        (["--tune", "aim_below=2"], "scale_down_below < aim_below <= scale_up_above must hold"),
+        (["--pace", "prefill=fast"], "--pace: "),
+        (["--pace", "missing.json"], "--pace: missing.json: No such file"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(machine, options, message):
+    result = machine.kllm("up", "-f", str(machine.manifest), *options)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert list(machine.runtime.iterdir()) == []
 
 
 def test_down_stops_it(machine):

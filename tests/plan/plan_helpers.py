@@ -67,15 +67,18 @@ class SmallSubstrate:
             self._put(step.instance_id, state=InstanceState.STARTING, role=step.to, in_flight=0)
 
     def settle(self):
-        """What takes time has happened: starts serve and drains are empty."""
+        """What takes time has happened: starts serve, drains are empty, and what was being ended is gone."""
         for member in list(self.members.values()):
-            if member.state is InstanceState.STARTING:
+            if member.ending:
+                del self.members[member.id]
+            elif member.state is InstanceState.STARTING:
                 self._put(member.id, state=InstanceState.SERVING)
             elif member.state is InstanceState.DRAINING:
                 self._put(member.id, in_flight=0)
 
     def serving(self, role):
-        return [m for m in self.members.values() if m.role is role and m.state is InstanceState.SERVING]
+        serving = [m for m in self.members.values() if m.role is role and m.state is InstanceState.SERVING]
+        return [m for m in serving if not m.ending]
 
     def _put(self, name, **changes):
         self.members[name] = replace(self.members[name], **changes)

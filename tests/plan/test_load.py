@@ -11,7 +11,7 @@ from plan.plan_helpers import IDLE, NO_TRAFFIC, D, P, fleet, measured, model, tr
 from kllm_core.fleet import EngineLoad
 from kllm_core.objectives import LoadSource
 from kllm_operator.plan.demand import Forecast, Stages
-from kllm_operator.plan.load import Term
+from kllm_operator.plan.role_load import Term
 from kllm_operator.plan.settings import LoadSettings
 
 BAD = [None, math.nan, math.inf, -math.inf, -1.0]

@@ -332,3 +332,18 @@ def test_a_step_of_load_is_overshot_by_one_instance_at_most():
 
     ideal = next(n for n in range(1, 20) if model(fleet(), traffic(rate, output=5.0)).at(P, n).strain <= 0.9)
     assert most <= ideal + 1
+
+
+def test_a_way_that_takes_too_long_with_any_count_keeps_no_instance():
+    """Transfers that last, say because prefill is busy, are no reason for many decode instances."""
+    slow = Stages(transfer=measured(3.0))
+    state, asked = PlannerState(), []
+    for tick in range(60):
+        decision = decide(model(fleet(decode=3), NO_TRAFFIC, slow), state=state, now=5.0 * tick)
+        state = decision.state
+        asked.append(decision.desired.decode)
+
+    assert decision.loads[1].load.value > 1
+    assert asked[-1] < 3
+    waits = Stages(transfer=measured(0.1), admission=measured(3.0))
+    assert model(fleet(decode=3), NO_TRAFFIC, waits).at(D, 2).strain_of_count > 1

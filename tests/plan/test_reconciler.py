@@ -1,5 +1,7 @@
 """From (desired, observed) to one safe step, from any state and after every interruption."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,6 +161,24 @@ def test_roles_of_different_size_do_not_flip():
     assert step(goal(prefill=2, flip_to=P, gpus=(2, 1)), pair(idle)) == Start(P)
 
 
+def test_one_that_is_being_ended_gets_no_step_and_holds_its_accelerator():
+    failed = Member("p1", P, FAILED, ending=True)
+    draining = Member("d1", D, DRAINING, flippable=True, in_flight=0, ending=True)
+
+    assert next_step(goal(), pair(failed, draining)).reason == "WaitingForStop"
+    assert next_step(goal(prefill=2, budget=3), pair(failed)).reason == "WaitingForStop"
+    assert step(goal(prefill=2, flip_to=P), pair(draining)) == Start(P)
+
+
+def test_a_role_that_is_held_back_starts_nothing_and_nothing_else_waits_for_it():
+    held_back = frozenset({D})
+    short = replace(goal(prefill=2, decode=2), held_back=held_back)
+
+    assert step(short, pair()) == Start(P)
+    assert next_step(short, pair(Member("p1", P, SERVING))).reason == "StartHeldBack"
+    assert step(replace(goal(decode=2), held_back=held_back), pair(Member("p1", P, SERVING))) == Drain("p1")
+
+
 @pytest.mark.parametrize(
     "bad",
     [Drain("p0"), Drain("gone"), Stop("p0"), Cancel("p0"), Flip("p0", D), Start(P)],
@@ -186,11 +206,10 @@ def situations(draw):
         desired[able[0]] -= 1
     member = st.builds(
         Member, st.just(""), st.sampled_from([P, D]), st.sampled_from(list(InstanceState)), st.booleans(),
-        st.none() | st.integers(0, 3), st.floats(0, 100), st.booleans(),
+        st.none() | st.integers(0, 3), st.floats(0, 100), st.booleans(), st.booleans(),
     )  # fmt: skip
     seen = draw(st.lists(member, max_size=9))
-    named = [Member(f"m{n}", m.role, m.state, m.flippable, m.in_flight, m.age_seconds, m.drain_overdue)
-             for n, m in enumerate(seen)]  # fmt: skip
+    named = [replace(m, id=f"m{n}") for n, m in enumerate(seen)]
     return Goal(DesiredCounts(*desired, "Any", "any"), bounds, draw(st.none() | st.sampled_from([P, D]))), named
 
 
@@ -223,14 +242,16 @@ def promises(wanted, step_, before, after):
     bounds = wanted.limits
     assert held(bounds, after) <= held(bounds, before) or bounds.fits(held(bounds, after))
     assert breach(step_, wanted, before) is None
+    assert isinstance(step_, Start) or not next(m for m in before if m.id == step_.instance_id).ending
     if isinstance(step_, Drain):
         role = next(m.role for m in before if m.id == step_.instance_id)
-        left = sum(m.role is role and m.state is SERVING for m in after)
+        left = sum(m.role is role and m.state is SERVING and not m.ending for m in after)
         assert left >= bounds.of(role).min_replicas
         assert left >= 1 or wanted.wanted(role) == 0
     if isinstance(step_, Start | Flip):
         role = step_.role if isinstance(step_, Start) else step_.to
-        assert sum(m.role is role and m.state in (SERVING, STARTING) for m in after) <= wanted.wanted(role)
+        coming = [m for m in after if m.role is role and m.state in (SERVING, STARTING) and not m.ending]
+        assert len(coming) <= wanted.wanted(role)
     if isinstance(step_, Flip):
         assert next(m for m in before if m.id == step_.instance_id).in_flight == 0
 

@@ -75,7 +75,14 @@ def zygote(given: dict[str, str]) -> None:
 
 
 def agent(given: dict[str, str]) -> None:
-    """Say listening, then serving."""
+    """Say listening, then serving; with STUB_FOLDER, be an agent that can be called."""
+    if os.environ.get("STUB_FOLDER"):
+        import asyncio
+
+        from substrate.stub_agent import serve
+
+        asyncio.run(serve(given))
+        return
     if os.environ.get("FAKE_STRAY"):
         code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
@@ -148,8 +155,15 @@ def router(given: dict[str, str]) -> None:
     server = ThreadingHTTPServer((host, int(port)), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    say(event="listening", http=f"{host}:{server.server_port}", grpc="127.0.0.1:2")
+    levels = "127.0.0.1:2"
+    if os.environ.get("STUB_FOLDER"):
+        from substrate.stub_router import serve_levels
+
+        levels = serve_levels()
+    say(event="listening", http=f"{host}:{server.server_port}", grpc=levels)
     wait_for_end()
+    if levels != "127.0.0.1:2":
+        os._exit(0)  # streams to the operator would keep the process
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from substrate.substrate_helpers import fake_programs, processes_with, service, 
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
 from kllm_operator.substrate.exceptions import AlreadyRunningError, ChildFailedError, StepRefusedError
-from kllm_operator.substrate.processes import ProcessSubstrate, Timeouts
+from kllm_operator.substrate.instance import Timeouts
+from kllm_operator.substrate.processes import ProcessSubstrate
 from kllm_operator.substrate.programs import RouterAddress
 from kllm_operator.substrate.rundir import RunDirectory
 
@@ -257,3 +258,15 @@ async def test_a_wrong_token_is_an_error_of_the_agent(tmp_path):
     async with FakeAgent() as agent:
         with pytest.raises(SubstrateError, match="UNAUTHENTICATED"):
             await agentcalls.drain(agent.address, "wrong", deadline_seconds=1)
+
+
+async def test_logs_of_those_that_are_gone_stay_for_the_last_twenty_only(tmp_path):
+    async with substrate() as instances:
+        await instances.resolve_model(tmp_path)
+        for _ in range(22):
+            name = await instances.start(Role.DECODE)
+            instances.run.log_file(f"{name}.engine").touch()
+            await instances.cancel(name)
+        logs = {path.name for path in instances.run.log_file("x").parent.iterdir()}
+        assert not {"chat-decode-1.log", "chat-decode-1.engine.log"} & logs
+        assert {"chat-decode-2.log", "chat-decode-2.engine.log", f"{name}.log"} <= logs

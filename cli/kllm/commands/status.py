@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 
@@ -17,6 +17,9 @@ from kllm.running import find_running
 from kllm_core.authentication import bearer, read_token_file
 from kllm_operator.substrate.identity import members
 from kllm_operator.substrate.rundir import RunDirectory, RunState, service_names
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TIMEOUT_SECONDS = 2.0
 
@@ -30,6 +33,8 @@ class Row:
         pss_bytes: memory of the process and its descendants, shared pages divided among their users.
         address: URL of a router, address of an instance's agent.
         grpc: host:port of a router's gRPC server.
+        pacing: how long an engine's steps are made to last; empty when they are as they are.
+        pools: of a router: both pools as the control loop sees them.
     """
 
     service: str
@@ -46,6 +51,21 @@ class Row:
     grpc: str | None
     model: str
     uptime_seconds: float
+    pacing: str | None = None
+    pools: dict[str, dict[str, Any]] | None = None
+
+
+def watch(name: str | None, *, seconds: float) -> int:
+    """Show it again and again until Ctrl-C; returns what `run` last returned."""
+    status = 0
+    try:
+        while status == 0:
+            print("\x1b[2J\x1b[H", end="")
+            status = run(name, as_json=False)
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        print()
+    return status
 
 
 def run(name: str | None, *, as_json: bool) -> int:
@@ -79,20 +99,22 @@ def _rows(run: RunDirectory) -> list[Row]:
     state = run.read_state()
     if state is None:
         return []
-    told = _told_by_router(run, state)
+    seen = _told_by_router(run, state)
     memory = _memory(run, state)
     agents = _agents(run)
+    control = _control(run)
     rows = []
     for record in state.processes:
-        instance = told.get(record.id, {})
+        instance = seen.get(record.id, {})
         load = instance.get("load") or {}
-        is_router = record.kind == "router"
+        is_router, is_instance = record.kind == "router", record.kind in {"prefill", "decode"}
+        told = control.get("instances", {}).get(record.id, {})
         rows.append(
             Row(
                 service=state.service,
                 id=record.id,
-                role=str(instance.get("role", record.kind)),
-                state=instance.get("state") or (None if record.kind in {"prefill", "decode"} else state.phase),
+                role=str(instance.get("role") or told.get("role") or record.kind),
+                state=instance.get("state") or told.get("state") or (None if is_instance else state.phase),
                 running=load.get("running_requests"),
                 queued=load.get("queued_requests"),
                 parked=load.get("parked_requests"),
@@ -103,6 +125,8 @@ def _rows(run: RunDirectory) -> list[Row]:
                 grpc=state.grpc if is_router else None,
                 model=state.model,
                 uptime_seconds=round(_uptime(record.started), 1),
+                pacing=told.get("pacing"),
+                pools=control.get("pools") if is_router else None,
             )
         )
     return sorted(rows, key=lambda row: row.id)
@@ -133,6 +157,15 @@ def _agents(run: RunDirectory) -> dict[str, str]:
         return {}
 
 
+def _control(run: RunDirectory) -> dict[str, Any]:
+    """What the control loop last published; nothing before its first tick."""
+    try:
+        document: dict[str, Any] = json.loads(run.control_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document
+
+
 def _memory(run: RunDirectory, state: RunState) -> dict[str, int]:
     """Bytes by process name. An engine is no child of its agent; ID.log is the agent's, ID.engine.log the engine's."""
     pss: dict[str, int] = defaultdict(int)
@@ -158,27 +191,56 @@ def _share(load: dict[str, Any]) -> float | None:
 
 
 def _print(rows: list[Row]) -> None:
-    from rich import box  # noqa: PLC0415 - JSON does not need it
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - JSON does not need it
 
     # Without a terminal the width is unknown, and cut columns would be of no use to a reader.
     console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
     for service in dict.fromkeys(row.service for row in rows):
         mine = [row for row in rows if row.service == service]
         console.print(_heading(service, mine), soft_wrap=True)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for title in ("NAME", "STATE"):
-            table.add_column(title, no_wrap=True)
-        for title in ("RUNNING", "QUEUED", "PARKED", "KV", "PID", "PSS MIB"):
-            table.add_column(title, justify="right", no_wrap=True)
-        for row in mine:
-            table.add_row(
-                row.id, _cell(row.state), _cell(row.running), _cell(row.queued), _cell(row.parked),
-                "-" if row.kv_used_share is None else f"{row.kv_used_share:.0%}",
-                str(row.pid), "-" if row.pss_bytes is None else f"{row.pss_bytes / (1 << 20):.0f}",
-            )  # fmt: skip
-        console.print(table)
+        if pools := next((row.pools for row in mine if row.pools), None):
+            console.print(_pool_table(pools))
+        console.print(_instance_table(mine))
+
+
+def _table(*titles: str, texts: int) -> Table:
+    """A table whose first columns hold text and whose others hold numbers."""
+    from rich import box  # noqa: PLC0415 - JSON does not need it
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, title in enumerate(titles):
+        table.add_column(title, no_wrap=True, justify="left" if index < texts else "right")
+    return table
+
+
+def _pool_table(pools: dict[str, dict[str, Any]]) -> Table:
+    numbers = ("LOAD", "PREDICTED", "MEASURED", "DESIRED", "READY", "WARMING", "DRAINING")
+    table = _table("POOL", "LIMITED BY", *numbers, texts=2)
+    for name, pool in pools.items():
+        load = pool["load"]
+        loads = (_two_places(load[key]) for key in ("value", "predicted", "measured"))
+        counts = (str(pool[key]) for key in ("desired", "ready", "warming", "draining"))
+        table.add_row(name, _cell(load["term"]), *loads, *counts)
+    return table
+
+
+def _instance_table(rows: list[Row]) -> Table:
+    paced = any(row.pacing for row in rows)
+    titles = ("NAME", "STATE", "RUNNING", "QUEUED", "PARKED", "KV", "PID", "PSS MIB")
+    table = _table(*titles, *(("PACING",) if paced else ()), texts=2)
+    for row in rows:
+        table.add_row(
+            row.id, _cell(row.state), _cell(row.running), _cell(row.queued), _cell(row.parked),
+            "-" if row.kv_used_share is None else f"{row.kv_used_share:.0%}",
+            str(row.pid), "-" if row.pss_bytes is None else f"{row.pss_bytes / (1 << 20):.0f}",
+            *((row.pacing or "-",) if paced else ()),
+        )  # fmt: skip
+    return table
+
+
+def _two_places(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _heading(service: str, rows: list[Row]) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from kllm.cache import cache_directory
+from kllm.controlling import control, with_chunks
 from kllm.running import Endpoint, RefusedError, run_until_signalled, up
 from kllm.steps import JsonSteps, Steps, terminal_steps
 from kllm_core.kinds.manifest import ManifestError, read_service
 from kllm_core.kinds.service import InferenceService
+from kllm_engine.pace import PaceError, parse_pace
+from kllm_operator.loop.settings import LoopSettings, SettingError
 from kllm_operator.substrate.exceptions import (
     AlreadyRunningError,
     ChildFailedError,
@@ -20,14 +24,73 @@ from kllm_operator.substrate.exceptions import (
 from kllm_operator.substrate.programs import RouterAddress
 
 
-def run(file: Path, *, address: RouterAddress, cache_dir: Path | None, as_json: bool) -> int:
+@dataclass(frozen=True)
+class Tuning:
+    """What a manifest does not say.
+
+    Attributes:
+        pace: how long the engines' steps are made to last, or a JSON file that says so; None leaves them as they are.
+        tune: settings of the control loop, each as NAME=VALUE.
+    """
+
+    pace: str | None = None
+    tune: tuple[str, ...] = ()
+
+    def canonical_pace(self) -> str | None:
+        """The pace as agents take it.
+
+        Raises:
+            PaceError: it cannot be read.
+        """
+        if self.pace is None:
+            return None
+        try:
+            return str(parse_pace(Path(self.pace).read_text("utf-8") if self.pace.endswith(".json") else self.pace))
+        except OSError as error:
+            raise PaceError(f"{self.pace}: {error.strerror}") from error
+
+    def settings(self) -> LoopSettings:
+        """Settings of the control loop.
+
+        Raises:
+            SettingError: one of them is not known or not possible.
+        """
+        values = {}
+        for text in self.tune:
+            name, _, value = text.partition("=")
+            try:
+                values[name.strip().replace("-", "_")] = float(value)
+            except ValueError:
+                raise SettingError(f"--tune {text!r} must be NAME=NUMBER") from None
+        return LoopSettings().with_values(values)
+
+
+def run(file: Path, *, address: RouterAddress, cache_dir: Path | None, as_json: bool, tuning: Tuning) -> int:
     """Returns 0 when it was told to stop, 2 when nothing could be started from what was given, 1 for a failure."""
     service = load(file)
     if service is None:
         return 2
+    try:
+        settings = with_chunks(tuning.settings(), service)
+        pace = tuning.canonical_pace()
+    except (SettingError, PaceError) as error:
+        print(f"kllm: {'--pace: ' if isinstance(error, PaceError) else ''}{error}", file=sys.stderr)
+        return 2
     steps: Steps = JsonSteps() if as_json else terminal_steps()
     served: list[Endpoint] = []
-    status = run_until_signalled(_serve(service, address, cache_directory(cache_dir), steps, served))
+
+    async def serve() -> int:
+        try:
+            async with up(
+                service, address=address, cache=cache_directory(cache_dir), steps=steps, pace=pace
+            ) as endpoint:
+                served.append(endpoint)
+                _announce(endpoint, steps)
+                raise await control(endpoint, service, steps=steps, settings=settings, pace=pace)
+        except (SubstrateError, RefusedError) as error:
+            return explain(error)
+
+    status = run_until_signalled(serve())
     return 0 if served and status > 128 else status
 
 
@@ -51,18 +114,6 @@ def explain(error: SubstrateError | RefusedError) -> int:
     if isinstance(error, AlreadyRunningError):
         print("kllm: see it with `kllm status`, stop it with `kllm down`", file=sys.stderr)
     return 2 if isinstance(error, RefusedError | AlreadyRunningError | RunDirectoryError) else 1
-
-
-async def _serve(
-    service: InferenceService, address: RouterAddress, cache: Path, steps: Steps, served: list[Endpoint]
-) -> int:
-    try:
-        async with up(service, address=address, cache=cache, steps=steps) as endpoint:
-            served.append(endpoint)
-            _announce(endpoint, steps)
-            raise await endpoint.substrate.failure()
-    except (SubstrateError, RefusedError) as error:
-        return explain(error)
 
 
 def _announce(endpoint: Endpoint, steps: Steps) -> None:

@@ -47,7 +47,8 @@ def _start(step: Start, goal: Goal, members: Sequence[Member]) -> str | None:
 def _drain(member: Member, goal: Goal, members: Sequence[Member]) -> str | None:
     if member.state is not InstanceState.SERVING:
         return "it does not serve"
-    serving = sum(each.role is member.role and each.state is InstanceState.SERVING for each in members)
+    there = (each for each in members if each.role is member.role and not each.ending)
+    serving = sum(each.state is InstanceState.SERVING for each in there)
     least = max(goal.limits.of(member.role).min_replicas, min(1, goal.wanted(member.role)))
     return None if serving > least else f"only {serving} {member.role} would be left to drain from, {least} must stay"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,65 +12,11 @@ from kllm_core.timing import PRIOR, EngineTiming
 from kllm_operator.plan.congestion import blocked, full
 from kllm_operator.plan.demand import Demand, Measurement, known
 from kllm_operator.plan.queueing import decode_batch, waiting_seconds
+from kllm_operator.plan.role_load import RoleLoad, Term, TermLoad
 from kllm_operator.plan.settings import LoadSettings
 
 _MOST_LOAD = 1000.0
 """Loads are cut here, so that an overload stays a number and orders with others."""
-
-
-class Term(enum.StrEnum):
-    """What can make a role's load."""
-
-    QUEUE_AND_PREFILL = "QueueAndPrefill"
-    TPOT = "Tpot"
-    HANDOVER = "Handover"
-    KV = "KvHighWater"
-
-
-@dataclass(frozen=True)
-class TermLoad:
-    """One term of a role's load.
-
-    Attributes:
-        floor: what is left of it with unlimited instances.
-        limit: what it may reach; 1, or more where the floor leaves no other choice.
-    """
-
-    term: Term
-    load: Load
-    floor: float
-    limit: float
-
-    @property
-    def strain(self) -> float | None:
-        """The load over its limit."""
-        return None if self.load.value is None else self.load.value / self.limit
-
-
-@dataclass(frozen=True)
-class RoleLoad:
-    """Load of one role with `count` instances.
-
-    Attributes:
-        load: that of the term that decided.
-        strain: the highest load over its limit; what the planner compares.
-        term: which term that is; None when nothing is known.
-        complete: whether nothing that could raise it is silent; only then may it justify fewer instances.
-    """
-
-    role: Role
-    count: int
-    load: Load
-    strain: float | None
-    term: Term | None
-    complete: bool
-    terms: tuple[TermLoad, ...] = ()
-
-    @property
-    def predicted_strain(self) -> float | None:
-        """The highest prediction over its limit."""
-        strains = [each.load.predicted / each.limit for each in self.terms if each.load.predicted is not None]
-        return max(strains, default=None)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ class Member:
         in_flight: requests it has, parked ones included; None when unknown.
         age_seconds: since the step that made it.
         drain_overdue: its drain has passed the deadline, so that it may be stopped with what it has.
+        ending: it is being ended already; until it is gone it holds its accelerators, and no step is for it.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Member:
     in_flight: int | None = None
     age_seconds: float = 0.0
     drain_overdue: bool = False
+    ending: bool = False
 
     @property
     def empty(self) -> bool:
@@ -104,11 +106,13 @@ class Goal:
 
     Attributes:
         flip_to: the role that shall get an instance of the other one instead of a new one.
+        held_back: roles of which nothing may start now, since their instances keep failing.
     """
 
     desired: DesiredCounts
     limits: Limits
     flip_to: Role | None = None
+    held_back: frozenset[Role] = frozenset()
 
     def wanted(self, role: Role) -> int:
         """The desired count within the pool's limits."""

@@ -14,8 +14,9 @@ from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts
 from kllm_operator.plan.capacity import CapacityTimes
-from kllm_operator.plan.load import LoadModel, RoleLoad
+from kllm_operator.plan.load import LoadModel
 from kllm_operator.plan.members import Limits
+from kllm_operator.plan.role_load import RoleLoad
 from kllm_operator.plan.settings import PlannerSettings
 
 Counts = Mapping[Role, int]
@@ -219,7 +220,8 @@ class _Decision:
         fewer, present = self.model.at(role, self.base[role] - 1), self.model.now(role).strain
         if present is not None and present > self.settings.scale_up_above:
             return None
-        if not fewer.complete or fewer.strain is None or fewer.strain > self.settings.scale_down_below:
+        strain = fewer.strain_of_count
+        if not fewer.complete or strain is None or strain > self.settings.scale_down_below:
             return None
         since = self.state.low_since(role)
         return self.now if since is None or since > self.now else since

@@ -41,8 +41,9 @@ class _Pools:
 
     def __init__(self, goal: Goal, members: Sequence[Member]) -> None:
         self.goal, self.limits = goal, goal.limits
-        self.members = sorted(members, key=lambda member: member.id)
-        self.counts = Counter((member.role, member.state) for member in members)
+        self.members = sorted((member for member in members if not member.ending), key=lambda member: member.id)
+        self.counts = Counter((member.role, member.state) for member in self.members)
+        self.ending = len(members) - len(self.members)
         self.wanted = {role: goal.wanted(role) for role in Role}
         self.held_gpus = sum(self.limits.of(member.role).gpus for member in members)
         self.flipping = self._flipping()
@@ -71,7 +72,7 @@ class _Pools:
         return None
 
     def start(self) -> StepDecision | None:
-        short = [role for role in Role if self._missing(role) > 0]
+        short = [role for role in Role if self._missing(role) > 0 and role not in self.goal.held_back]
         # The pool that has the smaller part of what it should have comes first.
         for role in sorted(short, key=lambda each: self._coming(each) / self.wanted[each]):
             source = self._source(role)
@@ -106,10 +107,15 @@ class _Pools:
         return None
 
     def nothing(self) -> StepDecision:
-        if any(self._missing(role) for role in Role) and not self.counts_of(InstanceState.DRAINING):
+        missing = {role for role in Role if self._missing(role)}
+        if missing and missing <= self.goal.held_back:
+            return StepDecision(None, "StartHeldBack", self._both())
+        if missing and not self.counts_of(InstanceState.DRAINING) and not self.ending:
             return StepDecision(None, "BudgetExhausted", self._both())
         if self.counts_of(InstanceState.DRAINING):
             return StepDecision(None, "WaitingForDrain", self._both())
+        if self.ending:
+            return StepDecision(None, "WaitingForStop", self._both())
         if self.counts_of(InstanceState.STARTING):
             return StepDecision(None, "WaitingForStart", self._both())
         return StepDecision(None, "Converged", self._both())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kllm_core.fleet import InstanceState
@@ -19,6 +19,9 @@ class Observed:
         agent: host:port of its agent; None until that is known.
         message: why it is in this state, for people.
         age_seconds: since the step that made it.
+        drained: its agent said that it is empty, after it was asked to drain.
+        overdue: it did not get empty before the deadline of its drain, or its agent did not answer.
+        ending: it is being ended; it is told of until it is gone.
     """
 
     id: str
@@ -27,10 +30,28 @@ class Observed:
     agent: str | None
     message: str
     age_seconds: float
+    drained: bool = False
+    overdue: bool = False
+    ending: bool = False
 
 
 class Substrate(abc.ABC):
-    """Carries out steps. Each method is one of `kllm_core.steps`; all but `observe` raise SubstrateError."""
+    """Carries out steps. Each method is one of `kllm_core.steps`; all but `observe` raise SubstrateError.
+
+    A step may be asked for again, and whoever waits for it may be cancelled: what was begun goes on, and asking again
+    waits for the same end. `observe` tells of a step as soon as it was asked for.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Have a function called after each change of what `observe` tells. It must not wait or raise."""
+        self._listeners.append(listener)
+
+    def _changed(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     @abc.abstractmethod
     async def start(self, role: Role, *, source: StartFrom = StartFrom.NEW) -> str:
@@ -38,7 +59,7 @@ class Substrate(abc.ABC):
 
     @abc.abstractmethod
     async def cancel(self, instance_id: str) -> None:
-        """Give up an instance that does not serve yet, at once.
+        """Give up an instance that does not serve yet, at once. Nothing is done for one that is gone.
 
         Raises:
             StepRefusedError: it serves already; drain and stop it instead.
@@ -50,20 +71,27 @@ class Substrate(abc.ABC):
 
         Returns:
             Whether it is empty; False when the deadline passed first.
+
+        Raises:
+            StepRefusedError: it does not serve.
         """
 
     @abc.abstractmethod
     async def stop(self, instance_id: str) -> None:
-        """End an instance, whatever its state, and leave nothing of it."""
+        """End an instance, whatever its state, and leave nothing of it. Nothing is done for one that is gone."""
 
     @abc.abstractmethod
-    async def flip(self, instance_id: str, to: Role) -> None:
-        """Let a drained instance serve the other role.
+    async def flip(self, instance_id: str, to: Role) -> float:
+        """Let a drained instance serve the other role. Nothing is done for one that serves it already.
+
+        Returns:
+            Seconds that the switch took; 0 when there was nothing to do.
 
         Raises:
-            StepRefusedError: it is not empty, or its engine cannot switch roles.
+            StepRefusedError: it is not empty, or its engine cannot switch roles; it stays drained.
+            SubstrateError: the switch failed; the instance is to be stopped.
         """
 
     @abc.abstractmethod
     async def observe(self) -> Sequence[Observed]:
-        """All instances that were started and not stopped, in the order of their ids."""
+        """All instances that were started and are not gone, in the order of their ids."""

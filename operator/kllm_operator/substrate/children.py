@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,9 @@ from kllm_operator.substrate.rundir import ProcessRecord, RunDirectory
 
 STOP_ORDER = (("model", "router"), ("prefill", "decode"), ("zygote",))
 """Routers first, so that nothing new reaches the engines; the zygote last, since the end of an agent is told to it."""
+
+_REMEMBERED_FAILURES = 16
+"""Who waits asks at once; what came before the last few is in the log."""
 
 _log = structlog.get_logger(__name__)
 
@@ -35,7 +39,8 @@ class Children:
         self._environment = {**os.environ, RUN_VARIABLE: run_id}
         self._on_change = on_change
         self._children: dict[str, Child] = {}
-        self._failure: asyncio.Future[ChildFailedError] = asyncio.get_running_loop().create_future()
+        self._failures: deque[tuple[str, ChildFailedError]] = deque(maxlen=_REMEMBERED_FAILURES)
+        self._waiters: list[tuple[tuple[str, ...], asyncio.Future[ChildFailedError]]] = []
 
     def spawn(
         self,
@@ -59,9 +64,18 @@ class Children:
         self._record()
         return child
 
-    async def failure(self) -> ChildFailedError:
-        """Wait for the first child that ends without having been asked to."""
-        return await asyncio.shield(self._failure)
+    async def failure(self, *kinds: str) -> ChildFailedError:
+        """Wait for the first child, of some kinds or of any, that ends without having been asked to."""
+        for kind, error in self._failures:
+            if not kinds or kind in kinds:
+                return error
+        future: asyncio.Future[ChildFailedError] = asyncio.get_running_loop().create_future()
+        waiter = (kinds, future)
+        self._waiters.append(waiter)
+        try:
+            return await future
+        finally:
+            self._waiters.remove(waiter)
 
     async def stop(self, child: Child, *, grace_seconds: float) -> None:
         """End one child and forget it."""
@@ -95,8 +109,10 @@ class Children:
         if not child.stopping and not (child.kind == "model" and child.exit_status == 0):
             error = child.failed()
             _log.info("ProcessEnded", name=child.name, why=error.why, log=str(child.log))
-            if not self._failure.done():
-                self._failure.set_result(error)
+            self._failures.append((child.kind, error))
+            for kinds, future in self._waiters:
+                if not future.done() and (not kinds or child.kind in kinds):
+                    future.set_result(error)
         self._on_change(child, {"event": "ended", "status": child.exit_status})
 
     def _forget(self, child: Child) -> None:

@@ -116,7 +116,8 @@ def _read_stat(pid: int) -> _Stat | None:
         return None
     # The name in parentheses may hold spaces and parentheses itself; the fields after it may not.
     fields = text[text.rindex(")") + 2 :].split()
-    if fields[0] in _DEAD_STATES:
+    # A process whose first thread is dead keeps its files, and so its locks, until the other threads are dead too.
+    if fields[0] in _DEAD_STATES and int(fields[17]) <= 1:
         return None
     return _Stat(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,52 +20,18 @@ from kllm_operator.substrate.base import Observed, Substrate
 from kllm_operator.substrate.child import Child
 from kllm_operator.substrate.children import Children
 from kllm_operator.substrate.exceptions import ChildFailedError, StepRefusedError, SubstrateError
+from kllm_operator.substrate.instance import ProcessInstance, Timeouts
+from kllm_operator.substrate.ongoing import Ongoing
 from kllm_operator.substrate.programs import Commands, Programs, RouterAddress
 from kllm_operator.substrate.rundir import RunDirectory, write_atomically
+from kllm_operator.substrate.shared import reachable, resolve_model, start_router, wait_for_child
 
 Observer = Callable[[str, str, dict[str, Any]], None]
 """Called with name and kind of a process and an event that it printed."""
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds after which waiting ends.
-
-    Attributes:
-        model: a download of a large model over a slow line.
-        serving: from the start of an agent until its engine serves; covers compilation and loading of large weights.
-        router: from its start until it listens.
-        stop_one: grace of one instance; it is drained before if that matters.
-        stop_all: of the whole run. Short, because people wait for it.
-    """
-
-    model: float = 6 * 3600.0
-    serving: float = 1800.0
-    router: float = 120.0
-    stop_one: float = 5.0
-    stop_all: float = 2.2
-
-
-@dataclass
-class _Instance:
-    id: str
-    role: Role
-    child: Child
-    began: float
-    state: InstanceState = InstanceState.STARTING
-    agent: str | None = None
-    message: str = "the agent starts"
-    start: dict[str, Any] = field(default_factory=dict)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-_REACHABLE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-
-
-def _reachable(address: str) -> str:
-    """Where to connect to for a server that listens there."""
-    host, _, port = address.rpartition(":")
-    return f"{_REACHABLE.get(host, host)}:{port}"
+_KEPT_LOGS = 20
+"""Instances that are gone and whose logs stay: enough to find a cause, however often one is replaced."""
 
 
 def _ignore(name: str, kind: str, event: dict[str, Any]) -> None:
@@ -80,6 +46,8 @@ class ProcessSubstrate(Substrate):
         programs: what is executed.
         timeouts: of everything that waits.
         observer: hears everything that children tell.
+        pace: how long the engines' steps are made to last; None leaves them as they are.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -89,13 +57,19 @@ class ProcessSubstrate(Substrate):
         programs: Programs | None = None,
         timeouts: Timeouts | None = None,
         observer: Observer = _ignore,
+        pace: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self.run = RunDirectory(service.name)
         self._service = service
-        self._commands = Commands(programs or Programs(), service, self.run)
+        self._commands = Commands(programs or Programs(), service, self.run, pace)
         self._timeouts = timeouts or Timeouts()
         self._observer = observer
-        self._instances: dict[str, _Instance] = {}
+        self._clock = clock
+        self._ongoing = Ongoing()
+        self._gone: deque[str] = deque()
+        self._instances: dict[str, ProcessInstance] = {}
         self._ordinals = dict.fromkeys(Role, 0)
         self._model: Path | None = None
         self._children: Children | None = None
@@ -135,6 +109,7 @@ class ProcessSubstrate(Substrate):
             await stopping
             raise
         finally:
+            await self._ongoing.end()
             self._leave()
 
     @property
@@ -150,32 +125,14 @@ class ProcessSubstrate(Substrate):
 
     async def resolve_model(self, cache: Path) -> Path:
         """Make the service's model available; instances started later load it."""
-        found: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
-
-        def notice(event: dict[str, Any]) -> None:
-            if isinstance(event.get("path"), str) and not found.done():
-                found.set_result(Path(event["path"]))
-
-        child = self.children.spawn("model", "model", self._commands.model(cache), on_event=notice)
-        await self._wait(child, child.wait(), seconds=self._timeouts.model)
-        if child.exit_status != 0 or not found.done():
-            raise child.failed(None if child.exit_status != 0 else "ended without naming the model's folder")
-        await self.children.stop(child, grace_seconds=0)
-        self._model = found.result()
+        self._model = await resolve_model(self.children, self._commands.model(cache), seconds=self._timeouts.model)
         return self._model
 
     async def start_router(self, address: RouterAddress) -> str:
         """Start the router and return its URL once it listens."""
-        listening: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-
-        def notice(event: dict[str, Any]) -> None:
-            if event["event"] == "listening" and not listening.done():
-                listening.set_result(event)
-
         arguments = self._commands.router(address, self._needed_model())
-        child = self.children.spawn("router-0", "router", arguments, on_event=notice)
-        event = await self._wait(child, listening, seconds=self._timeouts.router)
-        url = f"http://{_reachable(str(event.get('http')))}"
+        event = await start_router(self.children, arguments, seconds=self._timeouts.router)
+        url = f"http://{reachable(str(event.get('http')))}"
         self.run.update(url=url, grpc=event.get("grpc"))
         return url
 
@@ -188,7 +145,9 @@ class ProcessSubstrate(Substrate):
         child = self.children.spawn(
             instance_id, role.value, arguments, on_event=lambda event: self._told(instance_id, event)
         )
-        self._instances[instance_id] = _Instance(instance_id, role, child, time.monotonic())
+        now = self._clock()
+        self._instances[instance_id] = ProcessInstance(instance_id, role, child, now, now)
+        self._changed()
         return instance_id
 
     async def serving(self, instance_id: str) -> dict[str, Any]:
@@ -198,70 +157,107 @@ class ProcessSubstrate(Substrate):
             ChildFailedError: it failed, or did not serve in time.
         """
         instance = self._get(instance_id)
-        await self._wait(instance.child, instance.settled.wait(), seconds=self._timeouts.serving)
+        await wait_for_child(instance.child, instance.settled.wait(), seconds=self._timeouts.serving)
         if instance.state is InstanceState.FAILED:
             raise instance.child.failed()
         return instance.start
 
-    async def failure(self) -> ChildFailedError:
-        """Wait for the first process that ends by itself."""
-        return await self.children.failure()
+    async def failure(self, *kinds: str) -> ChildFailedError:
+        """Wait for the first process of some kinds, or of any, that ends by itself."""
+        return await self.children.failure(*kinds)
 
     async def cancel(self, instance_id: str) -> None:
         """See `Substrate.cancel`."""
-        instance = self._get(instance_id)
+        instance = self._known(instance_id)
+        if instance is None:
+            return
         if instance.state not in {InstanceState.STARTING, InstanceState.FAILED}:
             raise StepRefusedError("AlreadyServing", f"{instance_id} is {instance.state}; drain and stop it instead")
-        self._withdraw(instance)
-        await self.children.stop(instance.child, grace_seconds=0)
+        await self._end(instance, grace_seconds=0)
 
     async def drain(self, instance_id: str, *, deadline_seconds: float) -> bool:
         """See `Substrate.drain`."""
-        from kllm_operator.substrate import agentcalls  # noqa: PLC0415 - gRPC costs `kllm --help` its speed
-
         instance = self._get(instance_id)
-        if instance.agent is None or instance.state is not InstanceState.SERVING:
+        states = {InstanceState.SERVING, InstanceState.DRAINING}
+        if instance.agent is None or instance.state not in states or instance.ending:
             raise StepRefusedError("NotServing", f"{instance_id} is {instance.state}, so there is nothing to drain")
-        instance.state, instance.message = InstanceState.DRAINING, "finishes what it has"
-        return await agentcalls.drain(instance.agent, self._token, deadline_seconds=deadline_seconds)
+        if instance.state is InstanceState.SERVING:
+            self._move(instance, InstanceState.DRAINING, "finishes what it has")
+        empty = await self._ongoing.join(
+            "drain", instance_id, lambda: self._drain(instance, str(instance.agent), deadline_seconds)
+        )
+        return bool(empty)
 
     async def stop(self, instance_id: str) -> None:
         """See `Substrate.stop`."""
-        instance = self._get(instance_id)
-        self._withdraw(instance)
-        await self.children.stop(instance.child, grace_seconds=self._timeouts.stop_one)
+        instance = self._known(instance_id)
+        if instance is not None:
+            await self._end(instance, grace_seconds=self._timeouts.stop_one)
 
-    async def flip(self, instance_id: str, to: Role) -> None:
+    async def flip(self, instance_id: str, to: Role) -> float:
         """See `Substrate.flip`."""
-        from kllm_operator.substrate import agentcalls  # noqa: PLC0415 - gRPC costs `kllm --help` its speed
-
         instance = self._get(instance_id)
-        if instance.agent is None or instance.state is not InstanceState.DRAINING:
-            raise StepRefusedError("NotDrained", f"{instance_id} is {instance.state}; drain it before its role changes")
-        await agentcalls.switch_role(instance.agent, self._token, to)
-        instance.role, instance.state, instance.message = to, InstanceState.SERVING, "switched its role"
-        self._write_fleet()
+        if instance.role is to and instance.state is InstanceState.SERVING:
+            return 0.0
+        if not self._ongoing.has("flip", instance_id):
+            if instance.agent is None or not instance.drained or instance.ending:
+                raise StepRefusedError(
+                    "NotDrained", f"{instance_id} is {instance.state}; drain it before its role changes"
+                )
+            instance.role = to
+            self._move(instance, InstanceState.STARTING, "switches its role")
+        seconds = await self._ongoing.join("flip", instance_id, lambda: self._switch(instance, str(instance.agent), to))
+        return float(seconds)
 
     async def observe(self) -> Sequence[Observed]:
         """See `Substrate.observe`."""
-        now = time.monotonic()
-        return [
-            Observed(item.id, item.role, item.state, item.agent, item.message, now - item.began)
-            for _, item in sorted(self._instances.items())
-        ]
+        now, ready = self._clock(), self._timeouts.serving
+        return [item.observed(now=now, ready_seconds=ready) for _, item in sorted(self._instances.items())]
 
-    async def _wait(self, child: Child, what: Any, *, seconds: float) -> Any:
-        """Wait for something that a child will do, for its end, or for the timeout."""
-        waiting = asyncio.ensure_future(what)
-        ended = asyncio.ensure_future(child.wait())
+    async def _drain(self, instance: ProcessInstance, agent: str, deadline_seconds: float) -> bool:
+        from kllm_operator.substrate import agentcalls  # noqa: PLC0415 - gRPC costs `kllm --help` its speed
+
         try:
-            await asyncio.wait({waiting, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
-            raise child.failed(None if ended.done() else f"is not ready after {seconds:.0f} s")
+            instance.drained = await agentcalls.drain(agent, self._token, deadline_seconds=deadline_seconds)
         finally:
-            waiting.cancel()
-            ended.cancel()
+            instance.overdue = not instance.drained
+            self._changed()
+        return instance.drained
+
+    async def _switch(self, instance: ProcessInstance, agent: str, to: Role) -> float:
+        from kllm_operator.substrate import agentcalls  # noqa: PLC0415 - gRPC costs `kllm --help` its speed
+
+        try:
+            seconds = await agentcalls.switch_role(agent, self._token, to)
+        except SubstrateError as error:
+            if instance.state is InstanceState.STARTING:
+                instance.role = to.other
+                self._move(instance, InstanceState.DRAINING, str(error))
+            raise
+        if instance.state is InstanceState.STARTING:
+            instance.drained = instance.overdue = False
+            self._move(instance, InstanceState.SERVING, "switched its role")
+            self._write_fleet()
+        return seconds
+
+    async def _end(self, instance: ProcessInstance, *, grace_seconds: float) -> None:
+        """End an instance; it is told of until its process is gone, since it holds memory until then."""
+        instance.ending = True
+        self._write_fleet()
+        self._changed()
+        await self._ongoing.join("end", instance.id, lambda: self._ended(instance, grace_seconds))
+
+    async def _ended(self, instance: ProcessInstance, grace_seconds: float) -> None:
+        await self.children.stop(instance.child, grace_seconds=grace_seconds)
+        del self._instances[instance.id]
+        self._changed()
+        self._gone.append(instance.id)
+        if len(self._gone) > _KEPT_LOGS:
+            self.run.remove_logs(self._gone.popleft())
+
+    def _move(self, instance: ProcessInstance, state: InstanceState, message: str) -> None:
+        instance.move(state, message, now=self._clock())
+        self._changed()
 
     def _told(self, instance_id: str, event: dict[str, Any]) -> None:
         instance = self._instances[instance_id]
@@ -269,41 +265,50 @@ class ProcessSubstrate(Substrate):
             case "listening":
                 instance.agent, instance.message = str(event.get("agent")), "the engine starts"
                 self._write_fleet()
-            case "serving":
-                instance.state, instance.message, instance.start = InstanceState.SERVING, "serves", event
-                instance.settled.set()
+                self._changed()
+            case "serving" if instance.state is InstanceState.STARTING:
+                instance.start = event
+                self._move(instance, InstanceState.SERVING, "serves")
             case "failed":
-                instance.state, instance.message = InstanceState.FAILED, str(event.get("message") or "failed")
-                instance.settled.set()
+                self._move(instance, InstanceState.FAILED, str(event.get("message") or "failed"))
 
     def _noticed(self, child: Child, event: dict[str, Any]) -> None:
         instance = self._instances.get(child.name)
         if event["event"] == "ended" and instance is not None:
-            if not child.stopping and instance.state is not InstanceState.FAILED:
-                instance.message = child.failed().why
-            instance.state = InstanceState.FAILED
-            instance.settled.set()
+            failed_already = child.stopping or instance.state is InstanceState.FAILED
+            self._move(instance, InstanceState.FAILED, instance.message if failed_already else child.failed().why)
             self._write_fleet()
         self._observer(child.name, child.kind, event)
-
-    def _withdraw(self, instance: _Instance) -> None:
-        del self._instances[instance.id]
-        self._write_fleet()
 
     def _write_fleet(self) -> None:
         listed = [
             {"id": item.id, "role": item.role.value, "agent": item.agent}
             for _, item in sorted(self._instances.items())
-            if item.agent is not None and item.child.running
+            if item.agent is not None and item.child.running and not item.ending
         ]
         document = {"version": 1, "service": self._service.name, "instances": listed}
         write_atomically(self.run.fleet_file, json.dumps(document, indent=1) + "\n")
 
-    def _get(self, instance_id: str) -> _Instance:
+    def _get(self, instance_id: str) -> ProcessInstance:
         try:
             return self._instances[instance_id]
         except KeyError:
             raise StepRefusedError("NoSuchInstance", f"there is no instance {instance_id!r}") from None
+
+    def _known(self, instance_id: str) -> ProcessInstance | None:
+        """The instance, or None for one that is gone.
+
+        Raises:
+            StepRefusedError: there never was one of that id.
+        """
+        _, _, ordinal = instance_id.rpartition("-")
+        if instance_id not in self._instances and instance_id in {
+            f"{self._service.name}-{role}-{ordinal}"
+            for role, following in self._ordinals.items()
+            if ordinal.isdecimal() and int(ordinal) < following
+        }:
+            return None
+        return self._get(instance_id)
 
     def _needed_model(self) -> Path:
         if self._model is None:

@@ -46,11 +46,16 @@ class RouterAddress:
 
 @dataclass(frozen=True)
 class Commands:
-    """Command lines of one service's processes. All of them end with the process that makes them here."""
+    """Command lines of one service's processes. All of them end with the process that makes them here.
+
+    Attributes:
+        pace: how long the engines' steps are made to last; None leaves them as they are.
+    """
 
     programs: Programs
     service: InferenceService
     run: RunDirectory
+    pace: str | None = None
 
     def model(self, cache: Path) -> tuple[str, ...]:
         """Makes the model available in the cache directory."""
@@ -77,6 +82,7 @@ class Commands:
             "--page-size", str(spec.cache.page_size),
             "--kv-type", spec.cache.kv_type.value,
             "--engine-args", json.dumps((spec.prefill if role is Role.PREFILL else spec.decode).engine_args),
+            *(() if self.pace is None else ("--pace", self.pace)),
             *self._parent(),
         )  # fmt: skip
 

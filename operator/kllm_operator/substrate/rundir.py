@@ -132,6 +132,7 @@ class RunDirectory:
         self.path = runs_directory() / service
         self.token_file = self.path / "token"
         self.fleet_file = self.path / "fleet.json"
+        self.control_file = self.path / "control.json"
         self.zygote_socket = self.path / "zygote.sock"
         self._lock: int | None = None
         self._state: RunState | None = None
@@ -139,6 +140,11 @@ class RunDirectory:
     def log_file(self, name: str) -> Path:
         """Log of one process."""
         return self.path / _LOGS / f"{name}.log"
+
+    def remove_logs(self, name: str) -> None:
+        """Remove the logs of an instance that is gone: its agent's and its engine's."""
+        for log in (self.log_file(name), self.log_file(f"{name}.engine")):
+            log.unlink(missing_ok=True)
 
     def read_state(self) -> RunState | None:
         """State of the run that is there or was killed; None when there is none or it cannot be read."""

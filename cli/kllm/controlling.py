@@ -1,0 +1,108 @@
+"""Keeps a service that is up as its manifest and its load ask for, and tells why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+from kllm.running import Endpoint
+from kllm.steps import Steps
+from kllm_core.authentication import read_token_file
+from kllm_core.kinds.base import Scaling
+from kllm_core.kinds.service import InferenceService
+from kllm_core.timing import EngineTiming
+from kllm_engine.pace import parse_pace
+from kllm_operator.fleet.watch import FleetWatch
+from kllm_operator.loop.control import Control, Scaled
+from kllm_operator.loop.events import Event
+from kllm_operator.loop.report import Report
+from kllm_operator.loop.settings import LoopSettings
+from kllm_operator.plan.members import Limits, PoolLimits
+from kllm_operator.substrate.exceptions import ChildFailedError
+from kllm_operator.substrate.rundir import write_atomically
+from kllm_operator.substrate.shared import reachable
+
+_ESSENTIAL = ("router", "zygote")
+"""Kinds of processes that nothing goes on without."""
+
+
+async def control(
+    endpoint: Endpoint, service: InferenceService, *, steps: Steps, settings: LoopSettings, pace: str | None
+) -> ChildFailedError:
+    """Run the control loop until a process fails that is no instance; returns that failure.
+
+    Args:
+        endpoint: what is up.
+        service: its manifest.
+        steps: told of every decision.
+        settings: of the loop.
+        pace: of the engines; None when their steps are as they are.
+    """
+    run = endpoint.substrate.run
+    watch = FleetWatch(read_token_file(run.token_file), levels=settings.levels)
+
+    def tell(event: Event) -> None:
+        steps.tell(event.name, event.line, event.document())
+
+    def publish(report: Report) -> None:
+        document = {"at": round(time.time(), 3), **report.document()}
+        write_atomically(run.control_file, json.dumps(document) + "\n")
+
+    loop = Control(
+        scaled(service, start_seconds=endpoint.start_seconds, pace=pace), endpoint.substrate, watch,
+        tell=tell, publish=publish, settings=settings, clock=time.monotonic,
+    )  # fmt: skip
+    if endpoint.grpc is not None:
+        watch.follow_router(reachable(endpoint.grpc))
+    running = asyncio.ensure_future(loop.run())
+    failing = asyncio.ensure_future(endpoint.substrate.failure(*_ESSENTIAL))
+    try:
+        await asyncio.wait({running, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        return await failing
+    finally:
+        for task in (running, failing):
+            task.cancel()
+        await asyncio.gather(running, failing, return_exceptions=True)
+        await watch.close()
+
+
+def scaled(service: InferenceService, *, start_seconds: float | None, pace: str | None) -> Scaled:
+    """What of a manifest the control loop needs.
+
+    Args:
+        service: the manifest.
+        start_seconds: what the slowest start took so far; None is unknown.
+        pace: of the engines.
+    """
+    spec = service.spec
+    prefill, decode = (
+        PoolLimits(pool.min_replicas, pool.max_replicas, pool.accelerator.count) for pool in (spec.prefill, spec.decode)
+    )
+    return Scaled(
+        spec.objectives.objectives(),
+        Limits(prefill, decode, spec.gpu_budget),
+        advise_only=spec.scaling is Scaling.EXTERNAL,
+        timing=_timing(pace),
+        start_seconds=start_seconds,
+    )
+
+
+def with_chunks(settings: LoopSettings, service: InferenceService) -> LoopSettings:
+    """The settings with the prefill step's size, if the manifest gives one."""
+    chunk = service.spec.prefill.engine_args.get("chunked-prefill-size")
+    if isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0:
+        return settings.with_values({"chunk_tokens": chunk})
+    return settings
+
+
+def _timing(pace: str | None) -> EngineTiming | None:
+    """The engines' timing if steps are made to last as long as a model says."""
+    if pace is None:
+        return None
+    parsed = parse_pace(pace)
+    if parsed.prefill is None or parsed.decode is None:
+        return None
+    return EngineTiming(parsed.prefill, parsed.decode)

@@ -1,0 +1,1 @@
+"""Watches engines and routers, and joins what they tell into one immutable snapshot."""

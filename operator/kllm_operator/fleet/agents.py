@@ -1,0 +1,141 @@
+"""Follows the agents of a fleet: facts and load of each instance, as its agent tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
+from kllm_core.fleet import EngineLoad
+from kllm_operator.fleet.told import Told
+
+_CALL_SECONDS = 5.0
+_PAUSE_SECONDS = 0.5
+"""Between two sessions with an agent; an agent is on this machine or in this cluster, and there is one of each."""
+
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+_LOAD_FIELDS = tuple(
+    name for name in EngineLoad.__dataclass_fields__ if name in engine_pb2.LoadReport.DESCRIPTOR.fields_by_name
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class Agents:
+    """Follows each agent that it is told of, until that is withdrawn.
+
+    Args:
+        token: fleet token.
+        listener: called after each report; must not wait or raise.
+        interval_seconds: between two reports of one agent; three that are missing end the session.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        listener: Callable[[], None],
+        interval_seconds: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metadata = ((METADATA_KEY, bearer(token)),)
+        self._listener = listener
+        self._interval = interval_seconds
+        self._silence = max(3.0, 3 * interval_seconds + 0.5)
+        self._clock = clock
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._told: dict[str, Told] = {}
+
+    @property
+    def told(self) -> Mapping[str, Told]:
+        """The last word of each agent, by the id of its instance."""
+        return self._told
+
+    def follow(self, addresses: Mapping[str, str]) -> None:
+        """Follow exactly these agents: host:port by the id of the instance."""
+        wanted = set(addresses.items())
+        for key in self._tasks.keys() - wanted:
+            self._tasks.pop(key).cancel()
+            self._told.pop(key[0], None)
+        for key in wanted - self._tasks.keys():
+            self._tasks[key] = asyncio.create_task(self._run(*key), name=f"agent {key[0]}")
+
+    async def close(self) -> None:
+        """Follow none any more."""
+        tasks = list(self._tasks.values())
+        self.follow({})
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, instance_id: str, address: str) -> None:
+        said = ""
+        while True:
+            try:
+                await self._session(instance_id, address)
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                problem = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "Silent"
+                # An agent that ends is nothing new to its substrate; one that answers with errors is a fault.
+                level = _log.debug if problem in {"UNAVAILABLE", "CANCELLED", said} else _log.warning
+                level("AgentDoesNotTell", instance=instance_id, agent=address, problem=problem, error=str(error))
+                said = problem
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _session(self, instance_id: str, address: str) -> None:
+        async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+            stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
+            request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(self._interval * 1000))
+            call = stub.WatchLoad(request, metadata=self._metadata)
+            facts = None
+            while True:
+                async with asyncio.timeout(self._silence):
+                    report = await call.read()
+                if report is grpc.aio.EOF:
+                    return
+                before = self._told.get(instance_id)
+                is_failed = report.HasField("state") and report.state == engine_pb2.INSTANCE_STATE_FAILED
+                fails_now = is_failed and (before is None or not before.failed)
+                if facts is None or facts.incarnation != report.incarnation or fails_now:
+                    facts = await self._facts(stub)
+                self._told[instance_id] = _told(facts, report, now=self._clock(), before=before)
+                self._listener()
+
+    async def _facts(self, stub: Any) -> engine_pb2.Instance | None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            facts: engine_pb2.Instance = await stub.GetInstance(
+                engine_pb2.GetInstanceRequest(), metadata=self._metadata, timeout=_CALL_SECONDS
+            )
+            return facts
+        return None
+
+
+def _told(facts: engine_pb2.Instance | None, report: engine_pb2.LoadReport, *, now: float, before: Told | None) -> Told:
+    failed, failed_at = "", None
+    if report.HasField("state") and report.state == engine_pb2.INSTANCE_STATE_FAILED:
+        failed = (facts.message if facts is not None else "") or "its agent gave it up"
+        failed_at = now if before is None or before.failed_at is None else before.failed_at
+    return Told(
+        heard_at=now,
+        incarnation=report.incarnation,
+        failed=failed,
+        failed_at=failed_at,
+        load=_load(report),
+        flippable=facts is not None and facts.flippable,
+        pacing="" if facts is None else str(getattr(facts, "pacing", "")),
+        context_tokens=(facts.context_tokens or None) if facts is not None else None,
+        page_size=(facts.page_size if facts is not None else 0) or 16,
+    )
+
+
+def _load(report: engine_pb2.LoadReport) -> EngineLoad | None:
+    """The load, or None as long as the engine has said nothing."""
+    if not report.HasField("running_requests"):
+        return None
+    values = {name: getattr(report, name) for name in _LOAD_FIELDS if name != "age_seconds" and report.HasField(name)}
+    return EngineLoad(age_seconds=report.age_seconds, **values)

@@ -1,0 +1,73 @@
+"""Settings of the control loop, each with its unit, default and reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from kllm_operator.fleet.levels import LevelSettings
+from kllm_operator.fleet.snapshot import Trust
+from kllm_operator.loop.crashes import RestartSettings
+from kllm_operator.plan.settings import LoadSettings, PlannerSettings
+
+
+class SettingError(ValueError):
+    """A setting that is not known or not possible; the message names it."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How the loop runs."""
+
+    tick_seconds: float = 5.0
+    """Seconds between two decisions, 5; a load that crosses 1 does not wait for it. Shorter follows noise."""
+    drain_seconds: float = 300.0
+    """Seconds after which an instance that does not get empty may be stopped with what it has, 300. Shorter cuts long
+    answers, which then go on elsewhere; longer keeps what nobody needs."""
+    load: LoadSettings = field(default_factory=LoadSettings)
+    planner: PlannerSettings = field(default_factory=PlannerSettings)
+    restarts: RestartSettings = field(default_factory=RestartSettings)
+    trust: Trust = field(default_factory=Trust)
+    levels: LevelSettings = field(default_factory=LevelSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("tick_seconds", "drain_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+    def with_values(self, values: dict[str, float]) -> LoopSettings:
+        """The same with some numbers changed, by their names in any of the parts.
+
+        Raises:
+            SettingError: there is no such setting, or its value is not possible.
+        """
+        names = ("load", "planner", "restarts", "levels")
+        parts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        changes: dict[str, Any] = {}
+        for name, value in values.items():
+            holder = next((part for part, held in parts.items() if name in _numbers(held)), None)
+            target = parts[holder] if holder is not None else self
+            if name not in _numbers(target):
+                known = sorted(n for each in (self, *parts.values()) for n in _numbers(each))
+                raise SettingError(f"there is no setting {name!r}; there are {', '.join(known)}")
+            whole = isinstance(getattr(target, name), int)
+            try:
+                number = int(value) if whole else float(value)
+                if holder is None:
+                    changes[name] = number
+                else:
+                    parts[holder] = replace(target, **{name: number})
+            except ValueError as error:
+                raise SettingError(f"{name}: {error}") from None
+        try:
+            return replace(self, **parts, **changes)
+        except ValueError as error:
+            raise SettingError(str(error)) from None
+
+
+def _numbers(settings: object) -> set[str]:
+    return {
+        each.name
+        for each in fields(settings)  # type: ignore[arg-type]
+        if isinstance(getattr(settings, each.name), int | float)
+    }

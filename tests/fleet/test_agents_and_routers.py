@@ -1,0 +1,170 @@
+"""Agents and routers are followed over gRPC, with the fleet token, through restarts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+from substrate.polling import polled
+
+from kllm_core.authentication import metadata_is_valid
+from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
+from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
+from kllm_core.objectives import Role
+from kllm_operator.fleet.agents import Agents
+from kllm_operator.fleet.histogram import BUCKETS
+from kllm_operator.fleet.watch import FleetWatch
+
+TOKEN = "x" * 32
+
+
+class Agent(engine_pb2_grpc.EngineAgentServicer):
+    """Tells what it is told to tell."""
+
+    def __init__(self):
+        self.report = engine_pb2.LoadReport(incarnation=1, running_requests=3, parked_tokens=40, age_seconds=0.25)
+        self.facts = engine_pb2.Instance(flippable=True, context_tokens=4096, page_size=16, pacing="prefill=1")
+        self.asked = 0
+
+    async def GetInstance(self, _request, context):  # noqa: N802
+        await self._check(context)
+        self.asked += 1
+        self.facts.incarnation = self.report.incarnation
+        return self.facts
+
+    async def WatchLoad(self, request, context):  # noqa: N802
+        await self._check(context)
+        while True:
+            yield self.report
+            await asyncio.sleep(request.interval_milliseconds / 1000)
+
+    async def _check(self, context):
+        if not metadata_is_valid(context.invocation_metadata(), TOKEN):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
+
+
+class Router(router_pb2_grpc.ServiceLevelsServicer):
+    """Ten arrivals in each report."""
+
+    async def WatchServiceLevels(self, request, context):  # noqa: N802
+        queue = router_pb2.StageLatency(
+            stage=router_pb2.STAGE_QUEUE, counts=[10] + [0] * (BUCKETS - 1), sum_seconds=0.01
+        )
+        while True:
+            yield router_pb2.ServiceLevelReport(
+                router_id="r", interval_seconds=1.0, arrivals=10, prompt_tokens=1000, stages=[queue]
+            )
+            await asyncio.sleep(request.interval_milliseconds / 1000)
+
+
+async def listening(servicer, address="127.0.0.1:0"):
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    if isinstance(servicer, Agent):
+        engine_pb2_grpc.add_EngineAgentServicer_to_server(servicer, server)
+    else:
+        router_pb2_grpc.add_ServiceLevelsServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        await polled(condition)
+
+
+@pytest.fixture
+async def agents():
+    made = Agents(TOKEN, listener=lambda: None, interval_seconds=0.05)
+    yield made
+    await made.close()
+
+
+async def test_an_agent_is_heard_with_its_facts_and_its_load(agents):
+    server, address = await listening(Agent())
+    agents.follow({"p0": address})
+    await until(lambda: "p0" in agents.told)
+    told = agents.told["p0"]
+
+    assert (told.incarnation, told.flippable, told.pacing, told.context_tokens) == (1, True, "prefill=1", 4096)
+    assert (told.load.running_requests, told.load.parked_tokens, told.load.queued_requests) == (3, 40, None)
+    assert (told.load.age_seconds, told.failed) == (0.25, "")
+    await server.stop(None)
+
+
+async def test_facts_are_asked_for_anew_for_each_incarnation_and_only_then(agents):
+    agent = Agent()
+    server, address = await listening(agent)
+    agents.follow({"p0": address})
+    await until(lambda: "p0" in agents.told)
+    first = agents.told["p0"].heard_at
+    await until(lambda: agents.told["p0"].heard_at > first)
+    assert agent.asked == 1
+    agent.facts.flippable = False
+    agent.report.incarnation = 2
+    await until(lambda: agents.told["p0"].incarnation == 2)
+    assert not agents.told["p0"].flippable
+    await server.stop(None)
+
+
+async def test_an_agent_that_gave_its_engine_up_says_so(agents):
+    agent = Agent()
+    server, address = await listening(agent)
+    agents.follow({"p0": address})
+    await until(lambda: "p0" in agents.told)
+    assert agents.told["p0"].failed_at is None
+    agent.facts.message = "hung: no sign of life for 3 s"
+    agent.report.state = engine_pb2.INSTANCE_STATE_FAILED
+    await until(lambda: agents.told["p0"].failed)
+    told = agents.told["p0"]
+    assert told.failed == "hung: no sign of life for 3 s"
+    await until(lambda: agents.told["p0"].heard_at > told.heard_at)
+    assert agents.told["p0"].failed_at == told.failed_at
+    await server.stop(None)
+
+
+async def test_an_agent_that_comes_back_is_heard_again(agents):
+    server, address = await listening(Agent())
+    agents.follow({"p0": address})
+    await until(lambda: "p0" in agents.told)
+    await server.stop(None)
+    gone = agents.told["p0"].heard_at
+    server, _ = await listening(Agent(), address)
+    await until(lambda: agents.told["p0"].heard_at > gone)
+    await server.stop(None)
+
+
+async def test_who_is_not_followed_any_more_is_forgotten(agents):
+    server, address = await listening(Agent())
+    agents.follow({"p0": address, "p1": address})
+    await until(lambda: len(agents.told) == 2)
+    agents.follow({"p1": address})
+    assert set(agents.told) == {"p1"}
+    await server.stop(None)
+
+
+async def test_without_the_token_nothing_is_heard():
+    server, address = await listening(Agent())
+    made = Agents("wrong" * 8, listener=lambda: None, interval_seconds=0.05)
+    made.follow({"p0": address})
+    await asyncio.sleep(0.3)
+    assert made.told == {}
+    await made.close()
+    await server.stop(None)
+
+
+async def test_routers_reports_become_demand():
+    heard = []
+    watch = FleetWatch(TOKEN)
+    watch.subscribe(lambda: heard.append(1))
+    server, address = await listening(Router())
+    watch.follow_router(address)
+    await until(lambda: heard)
+    now = asyncio.get_running_loop().time()
+
+    forecast = watch.forecast(now)
+    assert forecast.requests_per_second > 0
+    assert watch.stages(now, percentile=90, changed_age_seconds=dict.fromkeys(Role).__getitem__).queue.samples >= 10
+    await watch.close()
+    await server.stop(None)
