@@ -20,6 +20,7 @@ from kllm_router.interfaces import Endpoint, EngineRequest, WatchedEvent
 from kllm_router.metrics import RouterMetrics
 from kllm_router.proxy.pairing import Pairing
 from kllm_router.proxy.upstream import EngineClient
+from kllm_router.scheduling.silence import Awaited
 from kllm_router.settings import Settings
 
 
@@ -37,13 +38,20 @@ class FixedFleet:
         self._prefill = Endpoint("p0", Role.PREFILL, "127.0.0.1", prefill_port, "127.0.0.1", 8998)
         self._decode = Endpoint("d0", Role.DECODE, "127.0.0.1", decode_port)
 
-    def choose_prefill(self, request: EngineRequest, *, excluded: frozenset[str] = frozenset()) -> Endpoint:
+    def choose_prefill(
+        self, request: EngineRequest, *, excluded: frozenset[str] = frozenset(), prefer: str = ""
+    ) -> Endpoint:
         return self._prefill
 
     def choose_decode(
         self, request: EngineRequest, prefill: Endpoint, *, excluded: frozenset[str] = frozenset()
     ) -> Endpoint:
         return self._decode
+
+    def judge(self, endpoint: Endpoint, *, passed: bool) -> None: ...
+
+    def has_lost(self, endpoint: Endpoint, quiet_seconds: float, awaited: Awaited) -> bool:
+        return False
 
     def binding(self, prefill: Endpoint) -> Binding:
         return Binding.LATE

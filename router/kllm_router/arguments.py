@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kllm_core.authentication import read_token_file
 from kllm_core.objectives import Binding
-from kllm_router.settings import HttpLimits, Settings, Timeouts
+from kllm_router.scheduling.budget import BudgetSettings
+from kllm_router.settings import HttpLimits, RecoverySettings, Settings, Timeouts
 
 
 class ArgumentError(ValueError):
@@ -38,6 +39,7 @@ class Arguments:
     binding: Binding
     api_keys: frozenset[str]
     parent_pid: int | None
+    lame_duck_seconds: float
     drain_seconds: float
     log_level: str
     settings: Settings
@@ -56,6 +58,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         prefill=given.prefill_seconds,
         first_token=given.first_token_seconds,
         stall=given.stall_seconds,
+        silence=given.silence_seconds,
         total=given.total_seconds,
     )
     http = HttpLimits(body_bytes=given.max_body_bytes, connections=given.max_connections)
@@ -75,14 +78,22 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         binding=given.binding,
         api_keys=_read_keys(given.api_key_file),
         parent_pid=given.parent_pid,
+        lame_duck_seconds=given.lame_duck_seconds,
         drain_seconds=given.drain_seconds,
         log_level=given.log_level,
-        settings=Settings(http=http, timeouts=timeouts),
+        settings=Settings(
+            http=http,
+            timeouts=timeouts,
+            recovery=RecoverySettings(
+                continue_streams=given.continue_streams,
+                budget=BudgetSettings(share=given.retry_share, floor=given.retry_floor),
+            ),
+        ),
     )
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults, http = Timeouts(), HttpLimits()
+    defaults, http, budget = Timeouts(), HttpLimits(), BudgetSettings()
     parser = argparse.ArgumentParser(prog="kllm-router", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--listen", type=_address, default=("127.0.0.1", 8000), metavar="HOST:PORT", help="HTTP; port 0: any free one")
@@ -98,11 +109,31 @@ def _parser() -> argparse.ArgumentParser:
         "--api-key-file", type=Path, help="file with the keys that clients may use, one a line; left out: no key needed"
     )
     add("--parent-pid", type=int, help="end when this process, the parent, ends")
-    add("--drain-seconds", type=_seconds, default=30.0, help="how long requests may finish after SIGTERM")
+    add(
+        "--lame-duck-seconds",
+        type=_seconds,
+        default=0.5,
+        help="after SIGTERM, how long requests are still taken while /readyz fails",
+    )
+    add("--drain-seconds", type=_seconds, default=30.0, help="then, how long requests may finish")
     add("--connect-seconds", type=_seconds, default=defaults.connect, help="to connect to an engine")
     add("--prefill-seconds", type=_seconds, default=defaults.prefill, help="until a prompt is computed, queue included")
     add("--first-token-seconds", type=_seconds, default=defaults.first_token, help="from decode asked to first token")
     add("--stall-seconds", type=_seconds, default=defaults.stall, help="between two parts of a stream")
+    add(
+        "--silence-seconds",
+        type=_seconds,
+        default=defaults.silence,
+        help="without a byte, until an engine that shows no work for the request counts as having lost it",
+    )
+    add(
+        "--continue-streams",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on elsewhere with streams whose decode instance is lost",
+    )
+    add("--retry-share", type=_share, default=budget.share, help="retries per request, over ten seconds")
+    add("--retry-floor", type=_count, default=budget.floor, help="retries that ten seconds always allow")
     add("--total-seconds", type=_seconds, default=defaults.total, help="for a whole request")
     add("--max-body-bytes", type=_positive, default=http.body_bytes, help="largest request body")
     add("--max-connections", type=_positive, default=http.connections, help="most client connections")
@@ -123,13 +154,27 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
+    return _number(text, "a number of seconds")
+
+
+def _share(text: str) -> float:
+    return _number(text, "a share of at least 0")
+
+
+def _number(text: str, wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
     return value
 
 

@@ -4,7 +4,9 @@ RouterError
 └── UpstreamError
     ├── ConnectError          no connection to the engine
     ├── ConnectionBrokenError the engine closed the connection before its answer was complete
+    │   └── IdleClosedError   it was one that had been kept, and may have been closed before it was used
     ├── StalledError          no byte for longer than allowed
+    ├── InstanceGoneError     its agent says that it is gone, or is gone itself
     ├── ProtocolError         not HTTP/1.1 as the router understands it
     └── ResponseTooLargeError more bytes than allowed
 """
@@ -28,8 +30,16 @@ class ConnectionBrokenError(UpstreamError):
     """The engine closed the connection before its answer was complete."""
 
 
+class IdleClosedError(ConnectionBrokenError):
+    """The engine closed a kept connection without a byte: before the request reached it, or after."""
+
+
 class StalledError(UpstreamError):
     """No byte for longer than allowed."""
+
+
+class InstanceGoneError(UpstreamError):
+    """The instance's agent says that it is gone, or is gone itself."""
 
 
 class ProtocolError(UpstreamError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kllm_core.objectives import Binding, Role
+from kllm_router.scheduling.silence import Awaited
 
 
 class ApiError(Exception):
@@ -141,8 +142,15 @@ class FleetView(Protocol):
         """Whether at least one prefill and one decode instance take requests."""
         ...
 
-    def choose_prefill(self, request: EngineRequest, *, excluded: frozenset[str] = frozenset()) -> Endpoint:
+    def choose_prefill(
+        self, request: EngineRequest, *, excluded: frozenset[str] = frozenset(), prefer: str = ""
+    ) -> Endpoint:
         """Pick a prefill instance that is not in `excluded` (ids that failed this request).
+
+        Args:
+            request: what is to be computed.
+            excluded: ids that are not taken.
+            prefer: the id that is taken if it can serve: it has computed this prompt before.
 
         Raises:
             ApiError: 503 when none could serve, 429 with retry_after when all are overloaded.
@@ -155,12 +163,20 @@ class FleetView(Protocol):
         """Pick a decode instance for a request on `prefill`; errors as for `choose_prefill`."""
         ...
 
+    def judge(self, endpoint: Endpoint, *, passed: bool) -> None:
+        """Learn that an instance has served a request, or has failed one."""
+        ...
+
+    def has_lost(self, endpoint: Endpoint, quiet_seconds: float, awaited: Awaited) -> bool:
+        """Whether an instance that has said nothing of a request for so long no longer has it."""
+        ...
+
     def binding(self, prefill: Endpoint) -> Binding:
         """When to choose the decode instance of a request on `prefill`: the wish, cut to what the instance can do."""
         ...
 
-    def watch(self, rid: str, prefill: Endpoint) -> AbstractContextManager[RequestWatch]:
-        """Subscribe to events of `rid` from `prefill`; enter it before the request is posted."""
+    def watch(self, rid: str, endpoint: Endpoint) -> AbstractContextManager[RequestWatch]:
+        """Subscribe to events of `rid` from an instance; enter it before the request is posted."""
         ...
 
     def started(self, rid: str, endpoint: Endpoint, tokens: int) -> None:
@@ -204,6 +220,8 @@ class RequestSummary:
     Attributes:
         status: HTTP status, 499 when the client left.
         stage: the stage in which it ended.
+        attempts: pairs of instances that it was given to, those of continuations included.
+        continuations: how often its stream went on on another instance.
     """
 
     rid: str
@@ -212,5 +230,7 @@ class RequestSummary:
     stage: str
     prefill_instance: str = ""
     decode_instance: str = ""
+    attempts: int = 1
+    continuations: int = 0
     times: StageTimes = field(default_factory=StageTimes)
     usage: Usage = field(default_factory=Usage)

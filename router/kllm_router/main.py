@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import orjson
 import structlog
@@ -18,6 +19,7 @@ import uvloop
 
 from kllm_core.lifetime import die_with_parent
 from kllm_core.logs import configure_logs
+from kllm_core.objectives import Role
 from kllm_router import arguments as command_line
 from kllm_router.arguments import ArgumentError, Arguments
 from kllm_router.discovery.file import watch_fleet_file
@@ -64,17 +66,18 @@ async def run(arguments: Arguments) -> int:
         ModelFilesError: the tokenizer's folder cannot be used.
     """
     router = Router(arguments)
-    stop = asyncio.Event()
+    stop, now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        # The second one ends what the first one lets finish.
+        loop.add_signal_handler(number, _next, stop, now)
     try:
         event = await router.start()
         # What is loaded by now stays; walking it again and again would only stall streams.
         gc.collect()
         gc.freeze()
         print(orjson.dumps(event).decode(), flush=True)  # noqa: T201  read by the process that started this one
-        return await router.serve(stop)
+        return await router.serve(stop, now)
     finally:
         await router.close()
 
@@ -86,13 +89,19 @@ class Router:
         settings = arguments.settings
         self._arguments = arguments
         self.metrics = RouterMetrics()
-        self.fleet = AgentFleetView(token=arguments.token, settings=FleetViewSettings(binding=arguments.binding))
+        self.fleet = AgentFleetView(
+            token=arguments.token,
+            settings=FleetViewSettings(binding=arguments.binding),
+            on_ejection=lambda role, ejection: self.metrics.ejected_one(role, ejection.reason),
+        )
+        for role in Role:
+            self.metrics.ejected.labels(role.value).set_function(partial(self.fleet.ejected, role))
         self.client = EngineClient(settings, token=arguments.token)
         self.pairing = Pairing(self.fleet, self.client, settings, self.metrics)
         self.preparer = OpenAiPreparer.load(
             arguments.tokenizer, arguments.model_name, limits=self._limits, created=int(time.time())
         )
-        application = RouterApplication(
+        self.application = RouterApplication(
             preparer=self.preparer,
             pairing=self.pairing,
             fleet=self.fleet,
@@ -100,7 +109,7 @@ class Router:
             api_keys=arguments.api_keys,
             fleet_token=arguments.token,
         )
-        self.http = HttpServer(application, settings, on_sweep=self.client.sweep)
+        self.http = HttpServer(self.application, settings, on_sweep=self.client.sweep)
         self.metrics.connections.set_function(lambda: len(self.http.connections))
         levels = ServiceLevels(f"{socket.gethostname()}-{os.getpid()}")
         self.preparer.listeners.append(levels.arrived)
@@ -136,8 +145,8 @@ class Router:
             event["grpc"] = _written(host, port)
         return event
 
-    async def serve(self, stop: asyncio.Event) -> int:
-        """Serve until `stop`; give the exit code."""
+    async def serve(self, stop: asyncio.Event, now: asyncio.Event) -> int:
+        """Serve until `stop`, then let what runs finish until `now`; give the exit code."""
         following = self._following
         if following is None:
             raise RuntimeError("start the router before it serves")
@@ -147,12 +156,26 @@ class Router:
             stopping.cancel()
             _log.error("the fleet is no longer followed", error=repr(following.exception()))
             return 1
-        seconds = self._arguments.drain_seconds
-        _log.info("stopping", drain_seconds=seconds)
-        finished, _ = await asyncio.gather(self.http.close(drain_seconds=seconds), self._stop_grpc(seconds))
+        draining, hurry = asyncio.create_task(self._drain()), asyncio.create_task(now.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        finished = draining.done() and draining.result()
+        draining.cancel()
+        hurry.cancel()
         if not finished:
-            _log.warning("requests were cut at the end of the drain")
+            _log.warning("requests were cut")
         return 0
+
+    async def _drain(self) -> bool:
+        """Say that nothing more should come, then take nothing more, then let what runs finish."""
+        arguments = self._arguments
+        _log.info("stopping", lame_duck_seconds=arguments.lame_duck_seconds, drain_seconds=arguments.drain_seconds)
+        self.application.stopping = True
+        if self._grpc is not None:
+            await self._grpc.announce_stop()
+        await asyncio.sleep(arguments.lame_duck_seconds)
+        seconds = arguments.drain_seconds
+        finished, _ = await asyncio.gather(self.http.close(drain_seconds=seconds), self._stop_grpc(seconds))
+        return finished
 
     async def close(self) -> None:
         """Free engines, then close everything."""
@@ -174,6 +197,10 @@ class Router:
         wished = self._arguments.context_tokens
         known = [tokens for tokens in (wished, told.context_tokens) if tokens is not None]
         return RequestLimits(min(known, default=None), told.kv_tokens)
+
+
+def _next(first: asyncio.Event, second: asyncio.Event) -> None:
+    (second if first.is_set() else first).set()
 
 
 def _written(host: str, port: int) -> str:

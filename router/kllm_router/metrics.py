@@ -25,6 +25,19 @@ class RouterMetrics:
             "request_errors", "Requests that failed, by the stage they were in.", "stage", "code"
         )
         self._aborts = self._counter("aborts", "Abort calls to engines.", "role", "outcome")
+        self._retries = self._counter(
+            "retries", "Attempts that followed a failure before the first byte.", "role", "cause", "outcome"
+        )
+        self._continuations = self._counter(
+            "continuations", "Streams that broke and were to go on elsewhere.", "cause", "outcome"
+        )
+        self._ejections = self._counter("ejections", "Instances that failed too often.", "role", "reason")
+        self.ejected = Gauge(
+            f"{ROUTER_PREFIX}_ejected_instances",
+            "Instances that get nothing new because they failed too often.",
+            ("role",),
+            registry=self.registry,
+        )
         self._tokens = self._counter("tokens", "Tokens of finished requests: prompt, cached, completion.", "kind")
         self.inflight = Gauge(f"{ROUTER_PREFIX}_inflight_requests", "Requests in work.", registry=self.registry)
         self.connections = Gauge(f"{ROUTER_PREFIX}_client_connections", "Open connections.", registry=self.registry)
@@ -49,6 +62,18 @@ class RouterMetrics:
     def aborted(self, role: Role, outcome: str) -> None:
         """One abort call has ended: accepted, refused or failed."""
         self._aborts.labels(role.value, outcome).inc()
+
+    def retried(self, role: Role, cause: str, outcome: str) -> None:
+        """A failure before the first byte was answered: served, failed_again, exhausted, over_budget or no_instance."""
+        self._retries.labels(role.value, cause, outcome).inc()
+
+    def continued(self, cause: str, outcome: str) -> None:
+        """A broken stream was answered: as for `retried`, or not_resumable."""
+        self._continuations.labels(cause, outcome).inc()
+
+    def ejected_one(self, role: Role, reason: str) -> None:
+        """An instance gets nothing new for a while."""
+        self._ejections.labels(role.value, reason).inc()
 
     def request_ended(self, summary: RequestSummary) -> None:
         """Count a request that was paired, however it ended."""

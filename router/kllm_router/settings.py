@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kllm_router.scheduling.budget import BudgetSettings
+
 
 @dataclass(frozen=True)
 class HttpLimits:
@@ -44,7 +46,10 @@ class Timeouts:
     first_token: float = 60.0
     """Decode instance asked until its first byte of a stream."""
     stall: float = 60.0
-    """Between two reads of a stream that has begun."""
+    """Between two reads of a stream that has begun, whatever else is known of the instance."""
+    silence: float = 3.0
+    """Without a byte, until the instance's load is asked whether it still has the request. It is asked twice,
+    each `sweep_seconds`; a second is left of the five in which a client hears of a fault that nothing can mend."""
     total: float = 3600.0
     """The whole request."""
     abort: float = 5.0
@@ -70,11 +75,30 @@ class PoolLimits:
 
 
 @dataclass(frozen=True)
+class RecoverySettings:
+    """What is done about instances that fail requests."""
+
+    prefill_retries: int = 2
+    """Prefill instances that one request may lose."""
+    decode_retries: int = 2
+    """Decode instances that one request may lose before its first byte."""
+    continuations: int = 2
+    """Decode instances that one stream may lose after its first byte."""
+    continue_streams: bool = True
+    """Whether broken streams go on at all; it costs a line of token ids in each part that an engine sends."""
+    kept_bytes: int = 4 * 1024 * 1024
+    """Written token ids kept per stream; a longer stream cannot go on."""
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
+    """Shared by all requests."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """All of them."""
 
     http: HttpLimits = field(default_factory=HttpLimits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     pool: PoolLimits = field(default_factory=PoolLimits)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
     sweep_seconds: float = 0.5
     """How often deadlines of connections are checked; their precision."""

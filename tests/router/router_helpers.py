@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, EventKind,
 from kllm_router.metrics import RouterMetrics
 from kllm_router.proxy.pairing import Pairing
 from kllm_router.proxy.upstream import EngineClient
-from kllm_router.settings import HttpLimits, PoolLimits, Settings, Timeouts
+from kllm_router.scheduling.silence import Awaited
+from kllm_router.settings import HttpLimits, PoolLimits, RecoverySettings, Settings, Timeouts
 
 TOKEN = "fleet-token-of-the-test"
 
@@ -43,40 +44,58 @@ class FakeWatch:
 
 
 class FakeFleet:
-    """A fleet of one P and one D, with its accounting in the open."""
+    """A fleet that takes the first instance that is not excluded, with its accounting in the open."""
 
-    def __init__(self, prefill: Endpoint, decode: Endpoint) -> None:
-        self.prefill = prefill
-        self.decode = decode
+    def __init__(self, prefills: list[Endpoint], decodes: list[Endpoint]) -> None:
+        self.prefills = prefills
+        self.decodes = decodes
+        self.judged: list[tuple[str, bool]] = []
+        self.forgetful: set[str] = set()
         self.wish = Binding.LATE
         self.ready = True
         self.prefill_error: ApiError | None = None
         self.decode_error: ApiError | None = None
-        self.watches: dict[str, FakeWatch] = {}
+        self.watches: dict[tuple[str, str], FakeWatch] = {}
         self.inflight: dict[tuple[str, str], int] = {}
 
-    def choose_prefill(self, request: EngineRequest, *, excluded: frozenset[str] = frozenset()) -> Endpoint:
+    def choose_prefill(
+        self, request: EngineRequest, *, excluded: frozenset[str] = frozenset(), prefer: str = ""
+    ) -> Endpoint:
         if self.prefill_error is not None:
             raise self.prefill_error
-        return self.prefill
+        preferred = [endpoint for endpoint in self.prefills if endpoint.instance_id == prefer]
+        return self._first([*preferred, *self.prefills], excluded)
 
     def choose_decode(
         self, request: EngineRequest, prefill: Endpoint, *, excluded: frozenset[str] = frozenset()
     ) -> Endpoint:
         if self.decode_error is not None:
             raise self.decode_error
-        return self.decode
+        return self._first(self.decodes, excluded)
+
+    def _first(self, endpoints: list[Endpoint], excluded: frozenset[str]) -> Endpoint:
+        for endpoint in endpoints:
+            if endpoint.instance_id not in excluded:
+                return endpoint
+        raise ApiError(503, "no instance can serve", type="server_error", code="no_instance", retry_after=1.0)
+
+    def judge(self, endpoint: Endpoint, *, passed: bool) -> None:
+        self.judged.append((endpoint.instance_id, passed))
+
+    def has_lost(self, endpoint: Endpoint, quiet_seconds: float, awaited: Awaited) -> bool:
+        return endpoint.instance_id in self.forgetful
 
     def binding(self, prefill: Endpoint) -> Binding:
         return self.wish
 
     @contextmanager
-    def watch(self, rid: str, prefill: Endpoint) -> Iterator[FakeWatch]:
-        self.watches[rid] = FakeWatch()
+    def watch(self, rid: str, endpoint: Endpoint) -> Iterator[FakeWatch]:
+        key = (rid, endpoint.instance_id)
+        self.watches[key] = FakeWatch()
         try:
-            yield self.watches[rid]
+            yield self.watches[key]
         finally:
-            del self.watches[rid]
+            del self.watches[key]
 
     def started(self, rid: str, endpoint: Endpoint, tokens: int) -> None:
         self.inflight[rid, endpoint.instance_id] = tokens
@@ -85,13 +104,14 @@ class FakeFleet:
         self.inflight.pop((rid, endpoint.instance_id), None)
 
     def status(self) -> dict[str, Any]:
-        return {"instances": [{"id": self.prefill.instance_id}, {"id": self.decode.instance_id}]}
+        return {"instances": [{"id": endpoint.instance_id} for endpoint in (*self.prefills, *self.decodes)]}
 
-    def tell(self, kind: EventKind, *, rid: str | None = None, **facts: Any) -> None:
-        """Send an event to one watcher, or to all."""
-        for key, watch in self.watches.items():
-            if rid is None or rid == key:
-                watch.events.put_nowait(WatchedEvent(kind, **facts))
+    def tell(self, kind: EventKind, *, rid: str | None = None, of: str | None = None, **facts: Any) -> None:
+        """Send an event of an instance, or of all prefill instances, to those who watch one request, or any."""
+        names = {endpoint.instance_id for endpoint in self.prefills} if of is None else {of}
+        for (watched, instance), watch in list(self.watches.items()):
+            if instance in names and rid in (None, watched):
+                watch.events.put_nowait(WatchedEvent(kind, instance_id=instance, **facts))
 
 
 class FakePreparer:
@@ -128,8 +148,8 @@ class FakePreparer:
 class Router:
     """Everything of one router under test."""
 
-    prefill: FakeEngine
-    decode: FakeEngine
+    prefills: list[FakeEngine]
+    decodes: list[FakeEngine]
     fleet: FakeFleet
     preparer: FakePreparer
     pairing: Pairing
@@ -138,6 +158,14 @@ class Router:
     metrics: RouterMetrics
     port: int
     summaries: list[RequestSummary]
+
+    @property
+    def prefill(self) -> FakeEngine:
+        return self.prefills[0]
+
+    @property
+    def decode(self) -> FakeEngine:
+        return self.decodes[0]
 
     def prefill_done(self, **facts: Any) -> None:
         self.fleet.tell(EventKind.PREFILL_DONE, **facts)
@@ -154,15 +182,21 @@ class Router:
                 prompt_tokens=3,
                 cached_tokens=2,
             )
-            await until(lambda: any(c.body["rid"] == call.body["rid"] for c in self.decode.calls))
+            await until(lambda: call.body["rid"] in [c.body["rid"] for e in self.decodes for c in e.calls])
             reply.json(200, {"id": call.body["rid"]})
 
-        self.prefill.script = script
+        for engine in self.prefills:
+            engine.script = script
 
 
 def settings(**changes: Any) -> Settings:
     """Settings with some fields of any of their parts changed, and quick sweeps."""
-    parts: dict[str, Any] = {"http": HttpLimits(), "timeouts": Timeouts(), "pool": PoolLimits()}
+    parts: dict[str, Any] = {
+        "http": HttpLimits(),
+        "timeouts": Timeouts(),
+        "pool": PoolLimits(),
+        "recovery": RecoverySettings(),
+    }
     for name, value in changes.items():
         part = next(key for key, part in parts.items() if name in {f.name for f in dataclasses.fields(part)})
         parts[part] = dataclasses.replace(parts[part], **{name: value})
@@ -170,11 +204,15 @@ def settings(**changes: Any) -> Settings:
 
 
 @asynccontextmanager
-async def router(*, api_keys: frozenset[str] = frozenset(), **changes: Any) -> AsyncIterator[Router]:
-    """Run a router over one fake P and one fake D."""
+async def router(
+    *, api_keys: frozenset[str] = frozenset(), prefills: int = 1, decodes: int = 1, **changes: Any
+) -> AsyncIterator[Router]:
+    """Run a router over fake engines."""
     chosen = settings(**changes)
-    async with FakeEngine("p0", Role.PREFILL) as prefill, FakeEngine("d0", Role.DECODE) as decode:
-        fleet = FakeFleet(prefill.endpoint, decode.endpoint)
+    async with AsyncExitStack() as stack:
+        ps = [await stack.enter_async_context(FakeEngine(f"p{i}", Role.PREFILL)) for i in range(prefills)]
+        ds = [await stack.enter_async_context(FakeEngine(f"d{i}", Role.DECODE)) for i in range(decodes)]
+        fleet = FakeFleet([engine.endpoint for engine in ps], [engine.endpoint for engine in ds])
         metrics = RouterMetrics()
         client = EngineClient(chosen, token=TOKEN)
         pairing = Pairing(fleet, client, chosen, metrics)
@@ -186,10 +224,12 @@ async def router(*, api_keys: frozenset[str] = frozenset(), **changes: Any) -> A
         )
         server = HttpServer(application, chosen, on_sweep=client.sweep)
         _, port = await server.start("127.0.0.1", 0)
-        yield Router(prefill, decode, fleet, preparer, pairing, client, server, metrics, port, summaries)
-        await server.close(drain_seconds=0)
-        await pairing.close()
-        await client.close()
+        try:
+            yield Router(ps, ds, fleet, preparer, pairing, client, server, metrics, port, summaries)
+        finally:
+            await server.close(drain_seconds=0)
+            await pairing.close()
+            await client.close()
 
 
 @dataclass

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
-from router.fake_engine import delta, stream
+from router.fake_engine import answer, delta, stream
 from router.router_helpers import Router, router, until
 
 from kllm_router.interfaces import ApiError, EngineRequest
@@ -57,7 +59,7 @@ async def test_a_broken_stream_raises_after_its_last_chunk():
         with pytest.raises(ApiError, match="d0"):
             await read_into(parts, r)
         assert len(parts) == 1
-        assert r.summaries[0].status == 502
+        assert r.summaries[0].status == 503
         await freed(r)
 
 
@@ -89,6 +91,7 @@ async def test_a_consumer_that_is_slow_slows_the_engine():
             reply.chunk(b"data: " + b"x" * 16_384 + b"\n\n")
             sent += 1
             await asyncio.sleep(0)
+        reply.chunk(b"data: [DONE]\n\n")
         reply.end()
 
     async with router() as r:
@@ -104,7 +107,7 @@ async def test_a_consumer_that_is_slow_slows_the_engine():
             assert sent < 1900
             async for part in parts:
                 received += len(part)
-        assert received == 2000 * (16_384 + 8)
+        assert received == 2000 * (16_384 + 8) + len(b"data: [DONE]\n\n")
 
 
 async def test_a_plain_answer_is_there_at_once():
@@ -119,3 +122,22 @@ async def test_a_plain_answer_is_there_at_once():
             assert b"completion_tokens" in exchange.body
             assert exchange.usage.completion_tokens == 5
             assert ("x-kllm-decode", "d0") in exchange.headers
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_request_that_has_ended_leaves_nothing_for_the_garbage_collector(streamed):
+    async with router() as r:
+        r.prefill_when_asked()
+        r.decode.script = stream("a") if streamed else answer(200, {"text": "a"})
+        gc.collect()
+        gc.disable()
+        try:
+            async with r.pairing.open(request(stream=streamed)) as exchange:
+                if streamed:
+                    assert [part async for part in exchange.chunks()]
+                kept = [weakref.ref(each) for each in (exchange, exchange.prefill, exchange.decode)]
+            del exchange
+            await until(lambda: not r.client.active)
+            await until(lambda: [each() for each in kept] == [None, None, None])
+        finally:
+            gc.enable()

@@ -170,18 +170,22 @@ async def test_a_failed_event_is_explained_by_the_prefill_instances_own_answer()
         assert (response.status, error_of(response)["message"]) == (400, "the long reason")
 
 
-async def test_a_parked_prompt_that_is_given_up_gives_503():
+async def test_a_parked_prompt_that_is_given_up_is_tried_again_and_then_gives_503():
     async with router() as r, connected(r) as client:
         r.decode.script = hang
         client.post(stream=True)
-        await until(lambda: r.prefill.calls)
-        r.prefill_done()
-        await until(lambda: r.decode.calls)
-        r.fleet.tell(EventKind.RELEASED, reason="ParkTimeout", message="waited too long")
+        for number in range(1, 4):
+            await until(lambda wanted=number: len(r.prefill.calls) == wanted)
+            r.prefill_done()
+            await until(lambda wanted=number: len(r.decode.calls) == wanted)
+            rids = {call.body["rid"] for call in r.decode.calls}
+            assert len(rids) == number
+            r.fleet.tell(EventKind.RELEASED, reason="ParkTimeout", message="waited too long")
         response = await client.answer()
         assert response.status == 503
         assert "waited too long" in error_of(response)["message"]
-        await freed(r)
+        await until(lambda: set(r.prefill.aborts) == set(r.decode.aborts) == rids)
+        assert r.fleet.inflight == {}
 
 
 async def test_a_prefill_instance_lost_after_the_transfer_does_not_matter():
@@ -251,7 +255,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event():
         assert error["type"] == "server_error"
         assert await client.closed()
         await until(lambda: r.decode.aborts)
-        assert r.summaries[0].status == 502
+        assert r.summaries[0].status == 503
         assert r.summaries[0].stage == "streaming"
 
 

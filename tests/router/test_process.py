@@ -14,8 +14,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from router.router_helpers import Client
+from router.fake_engine import FakeEngine, delta
+from router.router_helpers import Client, until
+from router_brain.scripted_agent import ScriptedAgent
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from kllm_core.objectives import Role
+
+TOKEN = "a-token-of-enough-characters"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,7 +36,7 @@ def files(tmp_path: Path) -> list[str]:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"vocab_size": 3, "max_position_embeddings": 64}))
     (tmp_path / "fleet.json").write_text(json.dumps({"version": 1, "service": "chat", "instances": []}))
-    (tmp_path / "token").write_text("a-token-of-enough-characters")
+    (tmp_path / "token").write_text(TOKEN)
     return [
         *("--fleet", str(tmp_path / "fleet.json"), "--token-file", str(tmp_path / "token")),
         *("--tokenizer", str(folder), "--model-name", "words"),
@@ -74,6 +80,103 @@ async def test_it_serves_without_instances_says_so_and_ends_well(files):
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 10) == 0
         client.leave()
+
+
+@asynccontextmanager
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[FakeEngine, asyncio.Event]]:
+    """A decode instance that streams until its gate opens, with agents and a prefill instance, as a fleet file."""
+    gate = asyncio.Event()
+    async with FakeEngine("p0", Role.PREFILL) as prefill, FakeEngine("d0", Role.DECODE) as decode:
+        agents = [
+            ScriptedAgent(e.instance_id, e.role, token=TOKEN, http_address=f"127.0.0.1:{e.endpoint.http_port}")
+            for e in (prefill, decode)
+        ]
+        for agent in agents:
+            await agent.start()
+
+        async def computes(call, reply):
+            agents[0].tell(call.body["rid"], "PREFILL_DONE", prompt_tokens=1)
+            await until(lambda: decode.calls)
+            reply.json(200, {})
+
+        async def streams(call, reply):
+            reply.begin()
+            reply.event(delta("a"))
+            await gate.wait()
+            reply.chunk(b"data: [DONE]\n\n")
+            reply.end()
+
+        prefill.script, decode.script = computes, streams
+        entries = [{"id": agent.id, "role": agent.role.value, "agent": agent.address} for agent in agents]
+        (tmp_path / "fleet.json").write_text(json.dumps({"version": 1, "service": "chat", "instances": entries}))
+        yield decode, gate
+        for agent in agents:
+            await agent.stop()
+
+
+async def ready(port: int) -> int:
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    client.request("GET", "/readyz")
+    status = (await client.answer()).status
+    client.leave()
+    return status
+
+
+async def streaming(port: int) -> Client:
+    """A client whose stream has begun."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    client.post(path="/v1/completions", model="words", prompt="hello", stream=True)
+    assert (await client.head())[0] == 200
+    await client.chunk()
+    return client
+
+
+async def until_ready(port: int, status: int = 200) -> None:
+    while True:
+        if await ready(port) == status:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def test_it_is_not_ready_at_once_when_told_to_stop_and_lets_streams_finish(files, tmp_path):
+    async with pair(tmp_path) as (_, gate), started(*files, "--lame-duck-seconds", "1") as (process, port):
+        await until_ready(port)
+        client = await streaming(port)
+        process.send_signal(signal.SIGTERM)
+        await until_ready(port, 503)
+        late = await streaming(port)
+        gate.set()
+        for each in (client, late):
+            assert await each.chunk() == b"data: [DONE]\n\n"
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+@pytest.mark.parametrize("how", ["grace_is_over", "second_signal"])
+async def test_a_stream_that_does_not_finish_ends_with_an_error_event(files, tmp_path, how):
+    grace = "0.2" if how == "grace_is_over" else "60"
+    flags = ("--lame-duck-seconds", "0", "--drain-seconds", grace)
+    async with pair(tmp_path) as (decode, _), started(*files, *flags) as (process, port):
+        await until_ready(port)
+        client = await streaming(port)
+        process.send_signal(signal.SIGTERM)
+        if how == "second_signal":
+            await refuses(port)
+            process.send_signal(signal.SIGTERM)
+        event = await client.chunk()
+        assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "router_stopping"
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        await until(lambda: decode.aborts)
+
+
+async def refuses(port: int) -> None:
+    """Wait until no connection is taken any more."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return
+        writer.transport.abort()
+        await asyncio.sleep(0.02)
 
 
 async def test_it_serves_grpc_too_where_asked(files):

@@ -22,6 +22,7 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
     Attributes:
         facts: what GetInstance says; None makes it FAILED_PRECONDITION.
         cache_requests: what WatchCache was asked for.
+        age: seconds since the engine's last sign of life, as reports tell it.
     """
 
     def __init__(self, instance_id: str, role: Role = Role.PREFILL, *, token: str = TOKEN, **facts: Any) -> None:
@@ -38,6 +39,7 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
         self.role = role
         self.facts: engine_pb2.Instance | None = engine_pb2.Instance(**(values | facts))
         self.silent = False
+        self.age = 0.0
         self.cache_requests: list[engine_pb2.WatchCacheRequest] = []
         self.subscribed = 0
         self._events: list[asyncio.Queue[Any]] = []
@@ -100,7 +102,11 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
             if not self.silent and self.facts is not None:
                 sequence += 1
                 yield engine_pb2.LoadReport(
-                    sequence=sequence, incarnation=self.incarnation, state=self.facts.state, **self._loads
+                    sequence=sequence,
+                    incarnation=self.incarnation,
+                    state=self.facts.state,
+                    age_seconds=self.age,
+                    **self._loads,
                 )
             await asyncio.sleep(0.02)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -13,6 +14,7 @@ from kllm_core.objectives import Binding, Role
 from kllm_router.discovery.instances import DiscoveredInstance
 from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, EventKind, WatchedEvent
 from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
+from kllm_router.scheduling.silence import Awaited
 
 IDS = list(range(40))
 
@@ -195,6 +197,70 @@ async def test_an_agent_that_dies_loses_its_requests_and_gets_nothing_new(
     await agents[0].start()
     await wait_until(lambda: shown(view, "p0")["connected"])
     await wait_until(lambda: {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p0", "p1"})
+
+
+async def test_an_engine_without_a_sign_of_life_loses_its_requests_and_gets_nothing_new(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    with view.watch("r1", view.book.records["d0"].endpoint) as watch:
+        agents[2].age = 3.5
+        lost = await heard(watch)
+
+    assert (lost.kind, lost.reason) == (EventKind.INSTANCE_LOST, "Silent")
+    prefill = view.book.records["p0"].endpoint
+    assert {view.choose_decode(request(), prefill).instance_id for _ in range(4)} == {"d1"}
+    assert shown(view, "d0")["silent"]
+    agents[2].age = 0.1
+    await wait_until(lambda: {view.choose_decode(request(), prefill).instance_id for _ in range(4)} == {"d0", "d1"})
+
+
+async def test_an_instance_that_says_that_it_failed_loses_its_requests(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    with view.watch("r1", view.book.records["d0"].endpoint) as watch:
+        agents[2].facts.state = engine_pb2.INSTANCE_STATE_FAILED
+        lost = await heard(watch)
+    assert (lost.kind, lost.reason) == (EventKind.INSTANCE_LOST, "Failed")
+
+
+async def test_an_instance_that_took_the_other_role_is_chosen_for_it(view: AgentFleetView, agents: list[ScriptedAgent]):
+    with view.watch("r1", view.book.records["d0"].endpoint) as watch:
+        agents[2].facts.role, agents[2].facts.incarnation = engine_pb2.ROLE_PREFILL, 2
+        assert (await heard(watch)).kind is EventKind.INSTANCE_LOST
+    await wait_until(lambda: shown(view, "d0")["role"] == "prefill")
+    assert view.choose_prefill(request(), excluded=frozenset({"p0", "p1"})).instance_id == "d0"
+    assert view.choose_decode(request(), view.book.records["p0"].endpoint).instance_id == "d1"
+
+
+async def test_an_instance_that_fails_too_often_gets_nothing_until_it_passes(view: AgentFleetView):
+    endpoint = view.book.records["p0"].endpoint
+    for _ in range(5):
+        view.judge(endpoint, passed=False)
+
+    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p1"}
+    assert shown(view, "p0")["ejected_seconds"] > 0
+    assert view.ejected(Role.PREFILL) == 1
+    # What has failed this request is worse than what has failed others.
+    assert view.choose_prefill(request(), excluded=frozenset({"p1"})).instance_id == "p0"
+    view.judge(endpoint, passed=True)
+    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p0", "p1"}
+
+
+async def test_the_instance_that_computed_a_prompt_before_is_preferred_while_it_serves(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    assert {view.choose_prefill(request(), prefer="p1").instance_id for _ in range(4)} == {"p1"}
+    agents[1].facts.state = engine_pb2.INSTANCE_STATE_DRAINING
+    await wait_until(lambda: shown(view, "p1")["state"] == "Draining")
+    assert view.choose_prefill(request(), prefer="p1").instance_id == "p0"
+
+
+async def test_a_silent_engine_is_asked_about_by_its_load(view: AgentFleetView, agents: list[ScriptedAgent]):
+    endpoint = view.book.records["d0"].endpoint
+    assert view.has_lost(endpoint, 4.0, Awaited.TOKENS)
+    agents[2].load(running_requests=1)
+    await wait_until(lambda: not view.has_lost(endpoint, 4.0, Awaited.TOKENS))
+    assert view.has_lost(dataclasses.replace(endpoint, incarnation=9), 4.0, Awaited.TOKENS)
 
 
 async def test_a_stream_that_breaks_and_comes_back_at_once_loses_nothing(

@@ -46,7 +46,9 @@ class ScriptedPairing:
         self.left: list[str] = []
 
     @asynccontextmanager
-    async def open(self, request: EngineRequest, *, arrived: float) -> AsyncIterator[Any]:
+    async def open(
+        self, request: EngineRequest, *, arrived: float, deadline_seconds: float | None
+    ) -> AsyncIterator[Any]:
         self.requests.append(request)
         if self.error is not None:
             raise self.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import re
 import secrets
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from kllm_router.proxy import errors
 if TYPE_CHECKING:
     from kllm_router.interfaces import FleetView, Preparer
     from kllm_router.metrics import RouterMetrics
-    from kllm_router.proxy.pairing import Exchange, Pairing
+    from kllm_router.proxy.exchange import Exchange
+    from kllm_router.proxy.pairing import Pairing
 
 _log = structlog.get_logger(__name__)
 
@@ -32,12 +34,17 @@ _READ = frozenset({"/v1/models", "/healthz", "/readyz", "/metrics", _STATUS})
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
 """Routes that need no API key: probes and scrapers have none."""
 
+_DEADLINE = "x-kllm-timeout-seconds"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
 
 class RouterApplication:
-    """Answers requests of clients."""
+    """Answers requests of clients.
+
+    Attributes:
+        stopping: the router takes requests no longer than it must; readiness tells it.
+    """
 
     def __init__(
         self,
@@ -49,6 +56,7 @@ class RouterApplication:
         api_keys: frozenset[str] = frozenset(),
         fleet_token: str = "",
     ) -> None:
+        self.stopping = False
         self._preparer = preparer
         self._pairing = pairing
         self._fleet = fleet
@@ -150,9 +158,12 @@ class RouterApplication:
         return response.status
 
     async def _generate(self, request: HttpRequest, responder: Responder) -> int:
+        deadline = _deadline(request)
         prepared = await self._preparer.prepare(request.path, request.body)
         timing = request.headers.get("x-kllm-timing") == "1"
-        async with self._pairing.open(prepared, arrived=request.arrived, timing=timing) as exchange:
+        async with self._pairing.open(
+            prepared, arrived=request.arrived, timing=timing, deadline_seconds=deadline
+        ) as exchange:
             headers = [*exchange.headers, _request_id(request)]
             if not exchange.streaming:
                 responder.send(HttpResponse(200, exchange.body, exchange.content_type, headers))
@@ -185,6 +196,8 @@ class RouterApplication:
         raise errors.no_such_model(name, [str(model["id"]) for model in self._preparer.models()])
 
     def _ready(self) -> HttpResponse:
+        if self.stopping:
+            raise errors.unavailable("the router is stopping", code="router_stopping")
         if self._fleet.ready:
             return HttpResponse(200, b'{"status":"ready"}')
         raise errors.unavailable("no prefill and decode instance take requests yet", code="not_ready")
@@ -203,6 +216,20 @@ def _endpoint(path: str) -> str:
     if path in _GENERATE or path in _READ:
         return path
     return "/v1/models/{id}" if path.startswith(_MODELS) else "other"
+
+
+def _deadline(request: HttpRequest) -> float | None:
+    """Seconds that the client will wait."""
+    given = request.headers.get(_DEADLINE)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ApiError(400, f"{_DEADLINE}: must be a number of seconds above 0", param=_DEADLINE)
+    return seconds
 
 
 def _request_id(request: HttpRequest) -> tuple[str, str]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from kllm_core.contracts.router.v1 import router_pb2
 from kllm_router.frontend.messages import refuse
-from kllm_router.frontend.openai import OpenAiPreparer, new_rid
+from kllm_router.frontend.openai import OpenAiPreparer
 from kllm_router.frontend.validation import COMPLETIONS, check_fields, check_token_ids
 from kllm_router.interfaces import ApiError, EngineRequest
+from kllm_router.rids import new_rid
 
 GENERATE = "/generate"
 

@@ -72,12 +72,16 @@ class GrpcServer:
         self._task = asyncio.get_running_loop().create_task(self._follow_health())
         return int(port)
 
-    async def stop(self, grace_seconds: float) -> None:
-        """Report that nothing new is served, and let what runs end within the grace."""
+    async def announce_stop(self) -> None:
+        """Report that nothing new should come, while it is still served."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take nothing new, and let what runs end within the grace."""
+        await self.announce_stop()
         await self._server.stop(grace_seconds)
 
     async def _follow_health(self) -> None:

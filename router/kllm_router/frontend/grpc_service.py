@@ -18,7 +18,8 @@ from kllm_router.interfaces import ApiError
 
 if TYPE_CHECKING:
     from kllm_router.frontend.openai import OpenAiPreparer
-    from kllm_router.proxy.pairing import Exchange, Pairing
+    from kllm_router.proxy.exchange import Exchange
+    from kllm_router.proxy.pairing import Pairing
 
 _SCHEME = "Bearer "
 _CODES = {
@@ -54,7 +55,9 @@ class RouterService(router_pb2_grpc.RouterServicer):
         try:
             self._check_key(context.invocation_metadata() or ())
             prepared = await prepare_generate(self._preparer, request)
-            async with self._pairing.open(prepared, arrived=arrived) as exchange:
+            async with self._pairing.open(
+                prepared, arrived=arrived, deadline_seconds=context.time_remaining()
+            ) as exchange:
                 yield router_pb2.GenerateResponse(
                     started=router_pb2.Started(request_id=prepared.rid, prompt_tokens=len(prepared.input_ids))
                 )

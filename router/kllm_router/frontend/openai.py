@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from kllm_router.frontend.validation import CHAT, COMPLETIONS, check_fields, che
 from kllm_router.interfaces import ApiError, EngineRequest
 from kllm_router.limits import RequestLimits
 from kllm_router.proxy.errors import no_such_model
+from kllm_router.rids import new_rid
 
 _Result = TypeVar("_Result")
 
@@ -269,11 +269,6 @@ class OpenAiPreparer:
             model=self._model.name,
             salt=body.get("cache_salt", ""),
         )
-
-
-def new_rid() -> str:
-    """An id of fixed width, so that none is another one's beginning: engines abort by prefix."""
-    return secrets.token_hex(16)
 
 
 def _characters(content: object) -> int:

@@ -53,6 +53,8 @@ REFUSED: Mapping[str, str] = {
 }  # fmt: skip
 """Fields that no client may set, and what it is told."""
 
+_OWN_PREFIX = "kllm_"
+
 Check = Callable[[Any], str | None]
 
 
@@ -179,6 +181,9 @@ def check_fields(path: str, body: dict[str, Any], *, vocabulary_size: int) -> di
         ApiError: 400 that names the field.
     """
     cleaned = {name: value for name, value in body.items() if value is not None}
+    for name in cleaned:
+        if name.startswith(_OWN_PREFIX):
+            raise refuse(name, "is between the router and its engines", code="unsupported_field")
     for name, reason in REFUSED.items():
         if name in cleaned and cleaned[name] is not False:
             raise refuse(name, reason, code="unsupported_field")

@@ -11,6 +11,7 @@ import httptools
 
 from kllm_router.exceptions import (
     ConnectionBrokenError,
+    IdleClosedError,
     ProtocolError,
     ResponseTooLargeError,
     StalledError,
@@ -86,12 +87,15 @@ class EngineConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def check_stall(self, now: float) -> None:
-        """Fail a call whose stream has begun and then stopped for too long."""
+        """Fail a call whose stream has begun and then stopped for too long, or that the engine has lost."""
         call = self._call
-        if call is None or self._paused or not self._heard:
+        if call is None or self._paused:
             return
-        if now - self._last_activity > call.stall_seconds:
-            self._fail(StalledError(f"the engine sent nothing for {call.stall_seconds:g} seconds"))
+        quiet = now - self._last_activity
+        if quiet <= call.silence_seconds:
+            return
+        if (self._heard and quiet > call.stall_seconds) or call.is_lost(quiet):
+            self._fail(StalledError(f"the engine sent nothing for {quiet:.1f} seconds"))
 
     # --- from the transport
 
@@ -124,11 +128,14 @@ class EngineConnection(asyncio.Protocol):
         call, self._call = self._call, None
         if call is None or call.receiver is None:
             return
-        if self._served and not self._heard:
-            call.retry()
-            return
         why = f": {exc}" if exc is not None else ""
-        call.lost(ConnectionBrokenError(f"the engine closed the connection{why}"))
+        if not self._served or self._heard:
+            call.lost(ConnectionBrokenError(f"the engine closed the connection{why}"))
+        elif call.idempotent:
+            call.retry()
+        else:
+            # Sent again, the request could meet itself in the engine.
+            call.lost(IdleClosedError(f"the engine closed a kept connection{why}"))
 
     def _fail(self, error: UpstreamError) -> None:
         call = self._call

@@ -57,16 +57,28 @@ class FleetBook:
     Args:
         follow: makes the follower of an agent.
         lost_seconds: after an agent's streams broke, its requests are given up unless it is back by then.
+        silent_seconds: an engine that gave no sign of life for so long counts as lost, although its agent lives.
         clock: monotonic seconds.
+        on_new: told of every instance that is another process now, or gone.
     """
 
-    def __init__(self, *, follow: Follow, lost_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        follow: Follow,
+        lost_seconds: float,
+        silent_seconds: float,
+        clock: Callable[[], float],
+        on_new: Callable[[str], None],
+    ) -> None:
         self.records: dict[str, Record] = {}
         self.ordered: list[Record] = []
         self.index = PrefixIndex()
         self._follow = follow
         self._lost_seconds = lost_seconds
+        self._silent_seconds = silent_seconds
         self._clock = clock
+        self._on_new = on_new
         self._watches = Watches()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._losses: dict[str, asyncio.TimerHandle] = {}
@@ -145,6 +157,10 @@ class FleetBook:
         if record.learn_facts(facts):
             self.index.begin(instance_id, facts.incarnation)
             self._watches.lose(instance_id, "Restarted", "its engine was restarted", keep_incarnation=facts.incarnation)
+            self._on_new(instance_id)
+        record.lost = False
+        if record.instance.state is InstanceState.FAILED:
+            self._watches.lose(instance_id, "Failed", record.message or "its engine failed")
         timer = self._losses.pop(instance_id, None)
         if timer is not None:
             timer.cancel()
@@ -161,8 +177,11 @@ class FleetBook:
         if record is None or report.incarnation != record.instance.incarnation:
             return
         record.learn_load(report, self._clock())
+        record.silent = report.age_seconds > self._silent_seconds
         if record.instance.state is InstanceState.FAILED:
             self._watches.lose(instance_id, "Failed", record.message or "its engine failed")
+        elif record.silent:
+            self._watches.lose(instance_id, "Silent", f"no sign of life for {report.age_seconds:.1f} seconds")
 
     def on_request(self, instance_id: str, event: engine_pb2.RequestEvent) -> None:
         """See `AgentListener`."""
@@ -237,6 +256,9 @@ class FleetBook:
         timer = self._losses.pop(instance_id, None)
         if timer is not None:
             timer.cancel()
+        record = self.records.get(instance_id)
+        if record is not None:
+            record.lost = True
         self._watches.lose(instance_id, "AgentLost", reason)
 
     def _forget(self, instance_id: str) -> None:
@@ -244,6 +266,7 @@ class FleetBook:
         for rid in record.requests():
             self._left(rid)
         self.index.forget(instance_id)
+        self._on_new(instance_id)
         task = self._tasks.pop(instance_id, None)
         if task is not None:
             task.cancel()

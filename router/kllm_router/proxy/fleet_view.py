@@ -23,8 +23,10 @@ from kllm_router.proxy.record import Record
 from kllm_router.scheduling.admission import AdmissionSettings, admit
 from kllm_router.scheduling.choices import Choice, Refusal, Refused
 from kllm_router.scheduling.decode import DecodeSettings, choose_decode
+from kllm_router.scheduling.ejection import Ejection, EjectionSettings, Outliers
 from kllm_router.scheduling.prefill import PrefillSettings, choose_prefill
 from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
+from kllm_router.scheduling.silence import Awaited, has_lost
 
 _log = structlog.get_logger(__name__)
 
@@ -37,11 +39,14 @@ class FleetViewSettings:
         binding: when the decode instance is chosen, where the prefill instance can do it.
         gone_seconds: an instance whose agent was silent for so long gets nothing more.
         lost_seconds: after an agent's streams broke, its requests are given up unless it is back by then.
+        silent_seconds: an engine that gave no sign of life for so long counts as lost, although its agent lives.
     """
 
     binding: Binding = Binding.LATE
     gone_seconds: float = 5.0
     lost_seconds: float = 1.0
+    silent_seconds: float = 3.0
+    ejection: EjectionSettings = field(default_factory=EjectionSettings)
     prefill: PrefillSettings = field(default_factory=PrefillSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
@@ -58,6 +63,7 @@ class AgentFleetView:
         clock: monotonic seconds.
         follow: makes the follower of an agent; by default it talks to the agent.
         transfer_seconds: measured cost of moving KV from a prefill instance, by decode instance.
+        on_ejection: told of every instance that is ejected.
     """
 
     def __init__(
@@ -69,12 +75,20 @@ class AgentFleetView:
         clock: Callable[[], float] = time.monotonic,
         follow: Follow | None = None,
         transfer_seconds: Callable[[Endpoint], Mapping[str, float]] = lambda _: {},
+        on_ejection: Callable[[Role, Ejection], None] = lambda _role, _ejection: None,
     ) -> None:
         self._settings = settings or FleetViewSettings()
         self._clock = clock
-        if follow is None:
-            follow = agent_follower(token, rng or random.Random())  # noqa: S311  spreads reconnects, guards nothing
-        self.book = FleetBook(follow=follow, lost_seconds=self._settings.lost_seconds, clock=clock)
+        rng = rng or random.Random()  # noqa: S311  spreads reconnects and returns, guards nothing
+        self._outliers = Outliers(self._settings.ejection, rng.random)
+        self._on_ejection = on_ejection
+        self.book = FleetBook(
+            follow=follow or agent_follower(token, rng),
+            lost_seconds=self._settings.lost_seconds,
+            silent_seconds=self._settings.silent_seconds,
+            clock=clock,
+            on_new=self._outliers.forget,
+        )
         self._transfer_seconds = transfer_seconds
         self._uncached: dict[str, int] = {}
         self._rotation = itertools.count()
@@ -88,14 +102,16 @@ class AgentFleetView:
         roles = {record.instance.role for record in self._usable(now) if record.instance.takes_requests}
         return roles == set(Role)
 
-    def choose_prefill(self, request: EngineRequest, *, excluded: frozenset[str] = frozenset()) -> Endpoint:
+    def choose_prefill(
+        self, request: EngineRequest, *, excluded: frozenset[str] = frozenset(), prefer: str = ""
+    ) -> Endpoint:
         """Pick a prefill instance; see `FleetView`."""
         now = self._clock()
         usable = self._usable(now)
-        prefill = [record for record in usable if record.instance.role is Role.PREFILL]
+        prefill = self._pool(usable, Role.PREFILL, now, excluded=excluded, prefer=prefer)
         matches = self._match(request, prefill)
         candidates = [record.prefill_candidate(now, matches.get(record.id, NO_MATCH)) for record in prefill]
-        if not excluded:
+        if not excluded and not prefer:  # a request that is in already is not kept out
             decode = [r.decode_candidate(now) for r in usable if r.instance.role is Role.DECODE]
             in_flight = self.book.in_flight
             refusal = admit(candidates, decode, in_flight=in_flight, settings=self._settings.admission)
@@ -121,9 +137,9 @@ class AgentFleetView:
     ) -> Endpoint:
         """Pick a decode instance; see `FleetView`."""
         now = self._clock()
-        candidates = [r.decode_candidate(now) for r in self._usable(now) if r.instance.role is Role.DECODE]
+        pool = self._pool(self._usable(now), Role.DECODE, now, excluded=excluded)
         decision = choose_decode(
-            candidates,
+            [record.decode_candidate(now) for record in pool],
             prompt_tokens=len(request.input_ids),
             max_new_tokens=request.max_new_tokens,
             transfer_seconds=self._transfer_seconds(prefill),
@@ -133,15 +149,45 @@ class AgentFleetView:
         )
         return self._decided(request, decision)
 
+    def judge(self, endpoint: Endpoint, *, passed: bool) -> None:
+        """Learn how an instance did; see `FleetView`."""
+        record = self.book.records.get(endpoint.instance_id)
+        if record is None or record.instance.incarnation != endpoint.incarnation:
+            return
+        if passed:
+            self._outliers.passed(endpoint.instance_id)
+        elif (ejection := self._outliers.failed(endpoint.instance_id, self._clock())) is not None:
+            _log.warning(
+                "instance ejected",
+                instance=endpoint.instance_id,
+                reason=ejection.reason,
+                message=ejection.message,
+                seconds=round(ejection.until - self._clock(), 1),
+            )
+            self._on_ejection(endpoint.role, ejection)
+
+    def has_lost(self, endpoint: Endpoint, quiet_seconds: float, awaited: Awaited) -> bool:
+        """Whether a silent instance no longer has a request; see `FleetView`."""
+        record = self.book.records.get(endpoint.instance_id)
+        if record is None or record.instance.incarnation != endpoint.incarnation:
+            return True
+        return has_lost(record.signs(self._clock()), quiet_seconds=quiet_seconds, awaited=awaited)
+
+    def ejected(self, role: Role) -> int:
+        """How many instances of a role are ejected now."""
+        now = self._clock()
+        records = [record for record in self.book.ordered if record.instance.role is role]
+        return sum(self._outliers.until(record.id, now) is not None for record in records)
+
     def binding(self, prefill: Endpoint) -> Binding:
         """When to choose the decode instance: the wish, cut to what the instance can do."""
         record = self.book.records.get(prefill.instance_id)
         able = record.instance.bindings if record is not None else frozenset[Binding]()
         return self._settings.binding if self._settings.binding in able else Binding.EARLY
 
-    def watch(self, rid: str, prefill: Endpoint) -> AbstractContextManager[RequestWatch]:
+    def watch(self, rid: str, endpoint: Endpoint) -> AbstractContextManager[RequestWatch]:
         """Subscribe to the events of a request; see `FleetView`."""
-        return self.book.watch(rid, prefill)
+        return self.book.watch(rid, endpoint)
 
     def started(self, rid: str, endpoint: Endpoint, tokens: int) -> None:
         """Count a request as in flight; see `FleetView`."""
@@ -161,7 +207,10 @@ class AgentFleetView:
             "binding": self._settings.binding.value,
             "in_flight": self.book.in_flight,
             "indexed_blocks": self.book.index.blocks,
-            "instances": [record.shown(now, self.book.index.held(record.id)) for record in self.book.ordered],
+            "instances": [
+                record.shown(now, self.book.index.held(record.id), ejected_until=self._outliers.until(record.id, now))
+                for record in self.book.ordered
+            ],
         }
 
     # --- more that is known
@@ -184,11 +233,24 @@ class AgentFleetView:
     # --- inside
 
     def _usable(self, now: float) -> list[Record]:
-        """Instances with an endpoint whose agents have been heard lately."""
+        """Instances with an endpoint that give signs of life, and whose agents have been heard lately."""
         oldest = now - self._settings.gone_seconds
         return [
-            r for r in self.book.ordered if r.endpoint is not None and r.heard_at is not None and r.heard_at >= oldest
+            r
+            for r in self.book.ordered
+            if r.endpoint is not None and r.heard_at is not None and r.heard_at >= oldest and not (r.lost or r.silent)
         ]
+
+    def _pool(
+        self, usable: list[Record], role: Role, now: float, *, excluded: frozenset[str], prefer: str = ""
+    ) -> list[Record]:
+        """Instances of a role to choose from, without those that are ejected while others can serve."""
+        pool = [record for record in usable if record.instance.role is role]
+        able = {record.id for record in pool if record.instance.takes_requests and record.id not in excluded}
+        if prefer in able:
+            return [record for record in pool if record.id == prefer]
+        out = self._outliers.left_out(able, now)
+        return [record for record in pool if record.id not in out] if out else pool
 
     def _match(self, request: EngineRequest, records: list[Record]) -> Mapping[str, PrefixMatch]:
         if not self.book.index.blocks or not records:

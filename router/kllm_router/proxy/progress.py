@@ -55,6 +55,10 @@ class Progress:
             if self.stage is Stage.PREFILL:
                 self.stage = Stage.PARKED
 
+    def again(self) -> Progress:
+        """That of the same request's next attempt: what the failed one took counts as queue."""
+        return Progress(self.arrived)
+
     def hear(self, event: WatchedEvent) -> None:
         """Learn from an event of the prefill instance."""
         if event.kind is EventKind.RELEASED and self.stage is Stage.HANDSHAKE:

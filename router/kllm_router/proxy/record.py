@@ -14,6 +14,7 @@ from kllm_router.interfaces import Endpoint
 from kllm_router.scheduling.decode import DecodeCandidate
 from kllm_router.scheduling.prefill import PrefillCandidate
 from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
+from kllm_router.scheduling.silence import Signs
 
 _ROLES = {engine_pb2.ROLE_PREFILL: Role.PREFILL, engine_pb2.ROLE_DECODE: Role.DECODE}
 _STATES = {
@@ -48,6 +49,9 @@ class Record:
     Attributes:
         taken_at: when the engine's numbers were true, on the router's monotonic clock.
         heard_at: when its agent last said anything.
+        lost: its agent's streams broke, and it did not come back in time.
+        silent: its agent lives, but the engine gave no sign of life for too long.
+        stepped_at: when its count of computed tokens last grew.
         problem: why there is no word from its agent, for people.
     """
 
@@ -57,10 +61,14 @@ class Record:
     taken_at: float | None = None
     heard_at: float | None = None
     connected: bool = False
+    lost: bool = False
+    silent: bool = False
+    stepped_at: float | None = None
     problem: str = "not connected yet"
     message: str = ""
     model_name: str = ""
     kv_total_tokens: int | None = None
+    _decode_tokens: int = 0
     _load_values: dict[str, Any] = field(default_factory=dict)
     _sent: dict[str, _Sent] = field(default_factory=dict)
     _unreported: deque[_Sent] = field(default_factory=deque)
@@ -81,7 +89,8 @@ class Record:
         """Take over what holds for one incarnation; say whether the incarnation changed."""
         changed = facts.incarnation != self.instance.incarnation
         if changed:
-            self.taken_at = None
+            self.taken_at = self.stepped_at = None
+            self.silent, self._decode_tokens = False, 0
         self.message, self.model_name = facts.message, facts.model_name
         self.kv_total_tokens = facts.kv_total_tokens or None
         self.endpoint = _endpoint(facts, _ROLES.get(facts.role, self.instance.role))
@@ -115,6 +124,8 @@ class Record:
         if report.HasField("role"):
             role = _ROLES.get(report.role, role)
         age = max(0.0, report.age_seconds)
+        if report.HasField("total_decode_tokens") and report.total_decode_tokens != self._decode_tokens:
+            self._decode_tokens, self.stepped_at = report.total_decode_tokens, now - age
         # An engine that has not told anything yet has a state and no load, which is not a load of nothing.
         load = EngineLoad(age_seconds=age, **self._load_values) if self._load_values else None
         self.instance = dataclasses.replace(self.instance, state=state, role=role, load=load)
@@ -156,6 +167,10 @@ class Record:
         """Age of its load."""
         return None if self.taken_at is None else now - self.taken_at
 
+    def signs(self, now: float) -> Signs:
+        """It, as seen by a request that it is silent about."""
+        return Signs(self.instance.load, self.age(now), None if self.stepped_at is None else now - self.stepped_at)
+
     def prefill_candidate(self, now: float, match: PrefixMatch = NO_MATCH) -> PrefillCandidate:
         """It, as a choice of a prefill instance."""
         return PrefillCandidate(self.instance, self.age(now), match, self._unreported_tokens, len(self._sent))
@@ -166,7 +181,7 @@ class Record:
             self.instance, self.age(now), self._unreported_requests, self._unreported_tokens, len(self._sent)
         )
 
-    def shown(self, now: float, cached_blocks: int) -> dict[str, Any]:
+    def shown(self, now: float, cached_blocks: int, *, ejected_until: float | None) -> dict[str, Any]:
         """It, for people."""
         load = self.instance.load
         known = {k: v for k, v in dataclasses.asdict(load).items() if v is not None} if load is not None else None
@@ -178,6 +193,8 @@ class Record:
             "state": self.instance.state.value,
             "message": self.problem or self.message,
             "connected": self.connected,
+            "silent": self.silent,
+            "ejected_seconds": None if ejected_until is None else round(ejected_until - now, 1),
             "agent": self.agent,
             "http_address": f"{self.endpoint.http_host}:{self.endpoint.http_port}" if self.endpoint else None,
             "incarnation": f"{self.instance.incarnation:016x}",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kllm_core.authentication import bearer
@@ -30,6 +32,12 @@ class Receiver(Protocol):
 
     def on_lost(self, error: UpstreamError) -> None:
         """It will never be complete."""
+
+
+Suspect = Callable[[float], bool]
+"""Whether a request seems to be lost that was silent for so many seconds."""
+_SURE_SECONDS = 0.4
+"""A suspicion must last so long: news may be on their way."""
 
 
 class Response(NamedTuple):
@@ -72,7 +80,14 @@ class Collector:
 
 
 class EngineCall:
-    """One request on an engine, from the moment it is made until its response is complete or given up."""
+    """One request on an engine, from the moment it is made until its response is complete or given up.
+
+    Attributes:
+        receiver: None once nothing more will be told.
+        idempotent: it may be sent twice.
+        silence_seconds: without a byte, until `is_lost` is asked.
+        stall_seconds: without a byte, until it is given up in any case.
+    """
 
     __slots__ = (
         "_client",
@@ -81,13 +96,23 @@ class EngineCall:
         "_endpoint",
         "_paused",
         "_payload",
+        "_suspect",
+        "_suspected",
+        "idempotent",
         "receiver",
+        "silence_seconds",
         "stall_seconds",
     )
 
-    def __init__(self, client: EngineClient, endpoint: Endpoint, payload: bytes, receiver: Receiver) -> None:
+    def __init__(
+        self, client: EngineClient, endpoint: Endpoint, payload: bytes, *, receiver: Receiver, suspect: Suspect | None
+    ) -> None:
         self.receiver: Receiver | None = receiver
         self.stall_seconds = client.settings.timeouts.stall
+        self.silence_seconds = min(client.settings.timeouts.silence, self.stall_seconds)
+        self.idempotent = suspect is None
+        self._suspect = suspect
+        self._suspected = math.inf
         self._client = client
         self._endpoint = endpoint
         self._payload = payload
@@ -128,14 +153,24 @@ class EngineCall:
     def finished(self) -> None:
         """The connection has delivered everything and serves others now."""
         receiver, self.receiver, self._connection, self._payload = self.receiver, None, None, b""
+        self._suspect = None
         if receiver is not None:
             receiver.on_end()
 
     def lost(self, error: UpstreamError) -> None:
         """The connection is gone."""
         receiver, self.receiver, self._connection = self.receiver, None, None
+        self._suspect = None
         if receiver is not None:
             receiver.on_lost(error)
+
+    def is_lost(self, quiet_seconds: float) -> bool:
+        """Whether the engine no longer has the request, as far as its load has shown for a moment."""
+        if self._suspect is None or not self._suspect(quiet_seconds):
+            self._suspected = math.inf
+            return False
+        self._suspected = min(self._suspected, quiet_seconds)
+        return quiet_seconds - self._suspected >= _SURE_SECONDS
 
     def pause(self) -> None:
         """Read nothing more until `resume`."""
@@ -151,7 +186,7 @@ class EngineCall:
 
     def close(self) -> None:
         """Give up: the connection is closed, the receiver hears nothing more. Harmless when complete."""
-        self.receiver = None
+        self.receiver = self._suspect = None
         if self._connecting is not None:
             self._connecting.cancel()
         connection, self._connection = self._connection, None
@@ -172,11 +207,22 @@ class EngineClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def call(self, endpoint: Endpoint, path: str, body: bytes, receiver: Receiver) -> EngineCall:
-        """POST a JSON body; everything that happens then is told to the receiver."""
+    def call(
+        self, endpoint: Endpoint, path: str, body: bytes, *, receiver: Receiver, suspect: Suspect | None = None
+    ) -> EngineCall:
+        """POST a JSON body; everything that happens then is told to the receiver.
+
+        Args:
+            endpoint: the engine.
+            path: of its API.
+            body: JSON.
+            receiver: takes the answer.
+            suspect: asked about a silent engine. Without it only the stall limit counts, and the request may be sent
+                twice.
+        """
         host = f"{endpoint.http_host}:{endpoint.http_port}"
         head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\n{self._head}{len(body)}\r\n\r\n"
-        call = EngineCall(self, endpoint, head.encode("latin-1") + body, receiver)
+        call = EngineCall(self, endpoint, head.encode("latin-1") + body, receiver=receiver, suspect=suspect)
         call.start()
         return call
 
@@ -188,7 +234,7 @@ class EngineClient:
             TimeoutError: there is none in time.
         """
         collector = Collector(self.settings.pool.response_bytes)
-        call = self.call(endpoint, path, body, collector)
+        call = self.call(endpoint, path, body, receiver=collector)
         try:
             async with asyncio.timeout(timeout_seconds):
                 outcome = await collector.outcome

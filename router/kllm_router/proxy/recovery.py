@@ -1,0 +1,175 @@
+"""What one request has lost so far, and whether it may try again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kllm_core.objectives import Role
+from kllm_router.interfaces import ApiError
+from kllm_router.proxy.setback import Cause, Setback
+
+if TYPE_CHECKING:
+    from kllm_router.interfaces import Endpoint, EngineRequest, FleetView
+    from kllm_router.metrics import RouterMetrics
+    from kllm_router.settings import RecoverySettings
+
+
+class Recovery:
+    """Chooses instances for one request, and leaves out those that failed it.
+
+    Attributes:
+        attempts: pairs that were tried.
+        continuations: how often the stream went on elsewhere.
+
+    Args:
+        fleet: what to choose from.
+        settings: bounds.
+        spend: takes one retry from what all requests share; false when none is left.
+        metrics: told of the outcome of every retry.
+    """
+
+    def __init__(
+        self, fleet: FleetView, *, settings: RecoverySettings, spend: Callable[[], bool], metrics: RouterMetrics
+    ) -> None:
+        self.attempts = 0
+        self.continuations = 0
+        self._fleet = fleet
+        self._settings = settings
+        self._spend = spend
+        self._metrics = metrics
+        self._failed: dict[Role, set[str]] = {role: set() for role in Role}
+        self._doubted: dict[Role, set[str]] = {role: set() for role in Role}
+        self._losses: Counter[Role] = Counter()
+        self._prefer = ""
+        self._open: Setback | None = None
+        self._continuing: Cause | None = None
+
+    # --- choices
+
+    def choose_prefill(self, request: EngineRequest) -> Endpoint:
+        """Where to compute the prompt; after a loss of D that is where it was computed before.
+
+        Raises:
+            ApiError: nowhere; 503 after a failure.
+        """
+        prefer = self._prefer
+        endpoint = self._choose(
+            Role.PREFILL, lambda excluded: self._fleet.choose_prefill(request, excluded=excluded, prefer=prefer)
+        )
+        if self._open is not None:
+            self.choose_decode(request, endpoint)  # no prompt is computed again for want of a decode instance
+        return endpoint
+
+    def choose_decode(self, request: EngineRequest, prefill: Endpoint) -> Endpoint:
+        """Where to generate; errors as for `choose_prefill`."""
+        return self._choose(
+            Role.DECODE, lambda excluded: self._fleet.choose_decode(request, prefill, excluded=excluded)
+        )
+
+    # --- what happened
+
+    def failed(self, setback: Setback, pair: Sequence[Endpoint]) -> None:
+        """An attempt failed before its first byte; returns when there may be another one.
+
+        Args:
+            setback: how.
+            pair: instances of the attempt, as far as they were chosen.
+
+        Raises:
+            ApiError: there may not.
+        """
+        self._settle("failed_again")
+        self._blame(setback, pair)
+        role = setback.endpoint.role
+        limit = self._settings.prefill_retries if role is Role.PREFILL else self._settings.decode_retries
+        self._open = setback
+        if self._losses[role] >= limit:
+            raise self._ended("exhausted", setback.error)
+        if not self._spend():
+            raise self._ended("over_budget", setback.error)
+        self._losses[role] += 1
+
+    def broke(self, setback: Setback, pair: Sequence[Endpoint], *, resumable: bool) -> None:
+        """A stream broke; returns when it may go on elsewhere.
+
+        Raises:
+            ApiError: it may not.
+        """
+        self._settle("failed_again")
+        self._blame(setback, pair)
+        self._open, self._continuing = setback, setback.cause
+        if not resumable:
+            raise self._ended("not_resumable", setback.error)
+        if self.continuations >= self._settings.continuations:
+            raise self._ended("exhausted", setback.error)
+        if not self._spend():
+            raise self._ended("over_budget", setback.error)
+        self.continuations += 1
+        self._losses.clear()  # each continuation may be retried as a new request may
+
+    def served(self, pair: Sequence[Endpoint]) -> None:
+        """An attempt has come to its first byte."""
+        self._settle("served")
+        for endpoint in pair:
+            self._fleet.judge(endpoint, passed=True)
+
+    # --- inside
+
+    def _choose(self, role: Role, choose: Callable[[frozenset[str]], Endpoint]) -> Endpoint:
+        failed = frozenset(self._failed[role])
+        doubted = frozenset(self._doubted[role]) - failed
+        try:
+            return choose(failed | doubted)
+        except ApiError as refusal:
+            if not doubted or refusal.status != 503:
+                raise self._refused(refusal) from None
+        try:
+            return choose(failed)
+        except ApiError as refusal:
+            raise self._refused(refusal) from None
+
+    def _refused(self, refusal: ApiError) -> ApiError:
+        if self._open is None:
+            return refusal
+        error = self._open.error
+        if refusal.status != 503:
+            return self._ended("no_instance", refusal)
+        if error.status != 503 and self._open.certain:
+            return self._ended("no_instance", error)
+        code = error.code if error.status == 503 else refusal.code
+        message = f"{error.message}; {refusal.message}"
+        told = ApiError(503, message, type=refusal.type, code=code, retry_after=refusal.retry_after)
+        return self._ended("no_instance", told)
+
+    def _blame(self, setback: Setback, pair: Sequence[Endpoint]) -> None:
+        failed = setback.endpoint
+        self._prefer = ""
+        if setback.between:
+            for suspect in pair:
+                self._doubted[suspect.role].add(suspect.instance_id)
+            return
+        if setback.certain:
+            self._failed[failed.role].add(failed.instance_id)
+            self._fleet.judge(failed, passed=False)
+        else:
+            self._doubted[failed.role].add(failed.instance_id)
+        if failed.role is Role.DECODE:
+            self._prefer = next((one.instance_id for one in pair if one.role is Role.PREFILL), "")
+
+    def _ended(self, outcome: str, error: ApiError) -> ApiError:
+        self._settle(outcome)
+        return error
+
+    def _settle(self, outcome: str) -> None:
+        """Count the outcome of the last answer to a failure, if there was one."""
+        setback, self._open = self._open, None
+        if setback is None:
+            return
+        if self._continuing is not None:
+            self._metrics.continued(self._continuing, outcome)
+            if outcome != "failed_again":
+                self._continuing = None
+        else:
+            self._metrics.retried(setback.endpoint.role, setback.cause, outcome)
