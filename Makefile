@@ -31,6 +31,19 @@ test: setup ## Run all tests; ARGS="-k name" goes to pytest
 test-unit: setup ## Run the tests that need no engine
 	@$(BIN)/python -m pytest -m "not engines" $(ARGS)
 
+.PHONY: elastic
+elastic: setup ## Prove on paced real engines that pools grow, flip and shrink (six minutes)
+	@KLLM_ELASTIC=1 $(BIN)/python -m pytest tests/elastic $(ARGS)
+
+.PHONY: faults
+faults: setup ## Break engines at each stage of a request (half an hour); ARGS="--only kill" runs some cells
+	@KLLM_MOVES=20 $(BIN)/python -m pytest tests/faults/test_moves.py
+	@PYTHONPATH=tests $(BIN)/python -m faults.matrix --document docs/faults.md $(ARGS)
+
+.PHONY: soak
+soak: setup ## Run long near full load with random deaths; ARGS="--minutes 5" for shorter
+	@PYTHONPATH=tests $(BIN)/python bench/soak/soak.py $(ARGS)
+
 .PHONY: lint
 lint: setup ## Check style and shell scripts
 	@$(BIN)/ruff check .
