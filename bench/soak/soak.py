@@ -25,7 +25,7 @@ from kllm.bench.machine import machine_facts
 _CLIENTS = 24
 _CAPACITY_SECONDS = 20.0
 _SAMPLE_SECONDS = 2.0
-_IDLE_SECONDS = 30.0
+_IDLE_SECONDS = 40.0  # decode instances keep pages of a lost transfer for 30 s
 _INSTANCES = 4
 _ENGINE_ARGS = {"chunked-prefill-size": 256, "context-length": 4096}
 _RSS_KIB_PER_MINUTE = 512.0

@@ -146,6 +146,23 @@ def test_with_no_room_to_scale_the_dead_are_replaced_and_nothing_else_happens():
     assert world.of("plan")[-1]["reason"] == "MaxReplicasReached"
 
 
+def test_a_tick_that_fails_ends_nothing_and_a_later_one_makes_up_for_it():
+    async def fault(world):
+        def unknown(now):
+            raise OSError("no forecast")
+
+        forecast, world.forecast = world.forecast, unknown
+        world.substrate.die("chat-prefill-0")
+        await asyncio.sleep(30)
+        assert world.of("action") == []
+        world.forecast = forecast
+        await asyncio.sleep(30)
+
+    world = within(fault, bounds=limits(most=1))
+
+    assert world.counts() == (1, 1)
+
+
 def test_an_instance_that_dies_again_and_again_is_replaced_ever_later():
     async def loop(world):
         world.mortal = lambda name: "decode" in name

@@ -127,9 +127,14 @@ class Control:
         """Tick until cancelled: in time, when the substrate changes, and when a load crosses 1."""
         try:
             while True:
-                self._urgent = False
-                await self.tick()
-                await self._until_due()
+                try:
+                    self._urgent = False
+                    await self.tick()
+                    await self._until_due()
+                except Exception:  # noqa: BLE001
+                    # Requests are served without the loop: its fault must not end what serves.
+                    _log.exception("TickFailed")
+                    await asyncio.sleep(self._settings.tick_seconds)
         finally:
             await self._hands.close()
 
