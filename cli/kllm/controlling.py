@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 
+import structlog
+
 from kllm.running import Endpoint
 from kllm.steps import Steps
 from kllm_core.authentication import read_token_file
@@ -22,6 +24,8 @@ from kllm_operator.plan.members import Limits, PoolLimits
 from kllm_operator.substrate.exceptions import ChildFailedError
 from kllm_operator.substrate.rundir import write_atomically
 from kllm_operator.substrate.shared import reachable
+
+_log = structlog.get_logger(__name__)
 
 _ESSENTIAL = ("router", "zygote")
 """Kinds of processes that nothing goes on without."""
@@ -47,7 +51,10 @@ async def control(
 
     def publish(report: Report) -> None:
         document = {"at": round(time.time(), 3), **report.document()}
-        write_atomically(run.control_file, json.dumps(document) + "\n")
+        try:
+            write_atomically(run.control_file, json.dumps(document) + "\n")
+        except OSError as error:
+            _log.error("StatusNotWritten", path=str(run.control_file), why=error.strerror)
 
     loop = Control(
         scaled(service, start_seconds=endpoint.start_seconds, pace=pace), endpoint.substrate, watch,

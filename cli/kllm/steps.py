@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import sys
@@ -64,7 +65,8 @@ class Steps:
         """
         del event, fields
         if _takes(sys.stderr):
-            self.say(f"{time.strftime('%H:%M:%S')} {line}")
+            with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the disk is full
+                self.say(f"{time.strftime('%H:%M:%S')} {line}")
 
     def close(self) -> None:
         """Steps that still run are told as given up."""
@@ -121,7 +123,8 @@ class JsonSteps(Steps):
     def tell(self, event: str, line: str, fields: dict[str, Any]) -> None:
         """Print one object, with the time in seconds since 1970."""
         if _takes(sys.stdout):
-            self.event(event, at=round(time.time(), 3), line=line, **fields)
+            with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the disk is full
+                self.event(event, at=round(time.time(), 3), line=line, **fields)
 
     def _show_begin(self, name: str, text: str) -> None:
         self.event("step", name=name, state="running", message=text)

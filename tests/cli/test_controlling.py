@@ -1,13 +1,16 @@
 """What a manifest and the command line say to the control loop."""
 
+import contextlib
+import os
 import re
+import sys
 
 import pytest
 import yaml
 
 from kllm.commands.up import Tuning
 from kllm.controlling import scaled, with_chunks
-from kllm.steps import PlainSteps
+from kllm.steps import JsonSteps, PlainSteps
 from kllm_core.kinds.manifest import parse_service
 from kllm_core.timing import DecodeTiming, PrefillTiming
 from kllm_operator.loop.settings import LoopSettings, SettingError
@@ -74,3 +77,17 @@ def test_decisions_are_lines_with_a_time_for_people(capsys):
     PlainSteps().tell("plan", "plan: prefill 1 -> 2", {"reason": "ScaledUp"})
 
     assert re.fullmatch(r"\d\d:\d\d:\d\d plan: prefill 1 -> 2\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("steps", "stream"), [(PlainSteps, "stderr"), (JsonSteps, "stdout")])
+def test_a_decision_that_nobody_reads_any_more_is_left_out(monkeypatch, steps, stream):
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = os.fdopen(writer, "w")
+    try:
+        monkeypatch.setattr(sys, stream, broken)
+        steps().tell("plan", "plan: prefill 1 -> 2", {"reason": "ScaledUp"})  # raises nothing
+    finally:
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            broken.close()

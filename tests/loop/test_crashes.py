@@ -36,6 +36,15 @@ def test_one_that_had_served_for_a_while_is_a_first_failure_and_one_that_had_not
     assert crashes.failed(P, now=600.0, served_seconds=60.0).words == "is replaced at once"
 
 
+def test_a_failure_after_a_long_service_does_not_wait_for_the_pause_of_another_one():
+    crashes = Crashes()
+    for _ in range(8):
+        crashes.failed(D, now=0.0, served_seconds=0.0)
+    assert crashes.held_back(1.0) == {D}
+    assert crashes.failed(D, now=1.0, served_seconds=90.0).words == "is replaced at once"
+    assert crashes.held_back(1.0) == frozenset()
+
+
 @given(st.lists(st.floats(0.0, 50.0), min_size=1, max_size=80))
 def test_however_often_it_fails_starts_are_rare_and_never_out_of_reach(gaps):
     crashes, now = Crashes(), 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,13 @@ from substrate.substrate_helpers import fake_programs, processes_with, service, 
 
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
-from kllm_operator.substrate.exceptions import AlreadyRunningError, ChildFailedError, StepRefusedError
+from kllm_operator.substrate import processes, rundir
+from kllm_operator.substrate.exceptions import (
+    AlreadyRunningError,
+    ChildFailedError,
+    StepRefusedError,
+    SubstrateError,
+)
 from kllm_operator.substrate.instance import Timeouts
 from kllm_operator.substrate.processes import ProcessSubstrate
 from kllm_operator.substrate.programs import RouterAddress
@@ -270,3 +278,34 @@ async def test_logs_of_those_that_are_gone_stay_for_the_last_twenty_only(tmp_pat
         logs = {path.name for path in instances.run.log_file("x").parent.iterdir()}
         assert not {"chat-decode-1.log", "chat-decode-1.engine.log"} & logs
         assert {"chat-decode-2.log", "chat-decode-2.engine.log", f"{name}.log"} <= logs
+
+
+async def test_a_disk_that_is_full_starts_nothing_that_nobody_knows_and_the_fleet_is_written_later(
+    tmp_path, monkeypatch
+):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with substrate() as instances:
+        ids = await started(instances, tmp_path)
+        with monkeypatch.context() as disk:
+            disk.setattr(rundir, "write_atomically", full)
+            disk.setattr(processes, "write_atomically", full)
+            with pytest.raises(SubstrateError, match="No space left on device"):
+                await instances.start(Role.DECODE)
+            assert [seen.id for seen in await instances.observe()] == sorted(ids)
+            await instances.stop(ids[1])
+            assert len(fleet(instances)) == 2
+        assert [seen.id for seen in await instances.observe()] == [ids[0]]
+        assert [item["id"] for item in fleet(instances)] == [ids[0]]
+        await instances.serving(await instances.start(Role.DECODE))
+
+
+async def test_what_someone_removes_from_the_run_directory_is_made_again(tmp_path):
+    async with substrate() as instances:
+        ids = await started(instances, tmp_path)
+        shutil.rmtree(instances.run.log_file("any").parent)
+        instances.run.fleet_file.unlink()
+        await instances.observe()
+        assert [item["id"] for item in fleet(instances)] == sorted(ids)
+        await instances.serving(await instances.start(Role.DECODE))

@@ -168,6 +168,8 @@ def _identity(settings: EngineSettings) -> dict[str, Value]:
         # Without it every idle scheduler spins on a core.
         "sleep-on-idle": True,
         "log-level": "info",
+        # The agent asks every two seconds whether it is ready: such lines would bury the cause of a failure.
+        "log-level-http": "warning",
     }
 
 

@@ -38,7 +38,7 @@ class Pause:
         """For people."""
         if not self.seconds:
             return "is replaced at once"
-        return f"is replaced in {self.seconds:g} s ({self.failures} failures in a row)"
+        return f"is replaced in {self.seconds:.0f} s ({self.failures} failures in a row)"
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Crashes:
         """An instance has failed by itself after it served for so long."""
         settings, row = self._settings, self._rows[role]
         if served_seconds >= settings.restart_settled_seconds:
-            row.failures = 0
+            row.failures, row.not_before = 0, now
         row.failures += 1
         # The exponent is bounded only so that a long row of failures stays a number.
         doubled = settings.restart_first_seconds * 2.0 ** min(row.failures - 2, 32)

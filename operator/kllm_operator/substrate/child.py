@@ -60,8 +60,12 @@ class Child:
         self._buffer = b""
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        log.unlink(missing_ok=True)
-        self._log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            log.parent.mkdir(mode=0o700, exist_ok=True)
+            log.unlink(missing_ok=True)
+            self._log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SubstrateError(f"{name}: its log {log} cannot be made: {error.strerror}") from error
         try:
             self._process = subprocess.Popen(
                 arguments,

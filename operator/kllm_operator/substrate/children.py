@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from kllm_operator.substrate.child import Child
-from kllm_operator.substrate.exceptions import ChildFailedError
+from kllm_operator.substrate.exceptions import ChildFailedError, SubstrateError
 from kllm_operator.substrate.identity import RUN_VARIABLE
 from kllm_operator.substrate.rundir import ProcessRecord, RunDirectory
 
@@ -50,7 +50,11 @@ class Children:
         *,
         on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> Child:
-        """Start one; it is in state.json when this returns."""
+        """Start one; it is in state.json when this returns.
+
+        Raises:
+            SubstrateError: it cannot be started or recorded; nothing of it is left.
+        """
         child = Child(
             name,
             kind,
@@ -61,7 +65,13 @@ class Children:
             on_exit=self._ended,
         )
         self._children[name] = child
-        self._record()
+        try:
+            self._record()
+        except OSError as error:
+            # What is not recorded would outlive a killed owner.
+            child.kill()
+            del self._children[name]
+            raise SubstrateError(f"{name} cannot be recorded in {self._run.path}: {error.strerror}") from error
         return child
 
     async def failure(self, *kinds: str) -> ChildFailedError:
@@ -117,7 +127,11 @@ class Children:
 
     def _forget(self, child: Child) -> None:
         if self._children.pop(child.name, None) is not None:
-            self._record()
+            try:
+                self._record()
+            except OSError as error:
+                # A process that has ended may stay recorded: its number and start time are of no living one.
+                _log.error("StateNotWritten", path=str(self._run.path), why=error.strerror)
 
     def _record(self) -> None:
         self._run.update(

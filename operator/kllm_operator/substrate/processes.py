@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import structlog
+
 from kllm_core.authentication import read_token_file
 from kllm_core.fleet import InstanceState
 from kllm_core.kinds.service import InferenceService
@@ -29,9 +31,11 @@ from kllm_operator.substrate.shared import reachable, resolve_model, start_route
 Observer = Callable[[str, str, dict[str, Any]], None]
 """Called with name and kind of a process and an event that it printed."""
 
-
 _KEPT_LOGS = 20
 """Instances that are gone and whose logs stay: enough to find a cause, however often one is replaced."""
+
+
+_log = structlog.get_logger(__name__)
 
 
 def _ignore(name: str, kind: str, event: dict[str, Any]) -> None:
@@ -73,6 +77,7 @@ class ProcessSubstrate(Substrate):
         self._ordinals = dict.fromkeys(Role, 0)
         self._model: Path | None = None
         self._children: Children | None = None
+        self._fleet_is_old = False
         self._token = ""
 
     async def __aenter__(self) -> Self:
@@ -211,6 +216,8 @@ class ProcessSubstrate(Substrate):
 
     async def observe(self) -> Sequence[Observed]:
         """See `Substrate.observe`."""
+        if self._fleet_is_old or not self.run.fleet_file.exists():
+            self._write_fleet()
         now, ready = self._clock(), self._timeouts.serving
         return [item.observed(now=now, ready_seconds=ready) for _, item in sorted(self._instances.items())]
 
@@ -260,7 +267,9 @@ class ProcessSubstrate(Substrate):
         self._changed()
 
     def _told(self, instance_id: str, event: dict[str, Any]) -> None:
-        instance = self._instances[instance_id]
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            return  # its start was given up
         match event["event"]:
             case "listening":
                 instance.agent, instance.message = str(event.get("agent")), "the engine starts"
@@ -287,7 +296,14 @@ class ProcessSubstrate(Substrate):
             if item.agent is not None and item.child.running and not item.ending
         ]
         document = {"version": 1, "service": self._service.name, "instances": listed}
-        write_atomically(self.run.fleet_file, json.dumps(document, indent=1) + "\n")
+        try:
+            write_atomically(self.run.fleet_file, json.dumps(document, indent=1) + "\n")
+        except OSError as error:
+            # A full disk must not keep instances from being replaced; the next look tries again.
+            _log.error("FleetNotWritten", path=str(self.run.fleet_file), why=error.strerror)
+            self._fleet_is_old = True
+        else:
+            self._fleet_is_old = False
 
     def _get(self, instance_id: str) -> ProcessInstance:
         try:
