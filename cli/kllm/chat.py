@@ -10,7 +10,22 @@ from typing import Any, Self
 
 import httpx2
 
-_TIMEOUT = httpx2.Timeout(600.0, connect=5.0)
+_CONNECT_SECONDS = 5.0
+_MODELS_SECONDS = 10.0
+"""To list models, which a router that lives does at once."""
+_SILENCE_SECONDS = 70.0
+"""Without a byte of a stream. A router gives up a first token, or a next part, after 60 s, and can say why."""
+_WHOLE_SECONDS = 600.0
+"""For an answer that is no stream: its first byte comes when all of it is there."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without a byte after which a router counts as not answering."""
+
+    models: float = _MODELS_SECONDS
+    stream: float = _SILENCE_SECONDS
+    whole: float = _WHOLE_SECONDS
 
 
 class ChatError(Exception):
@@ -75,14 +90,16 @@ class Router:
     Args:
         url: its base address, with or without http:// and /v1.
         api_key: if it asks for one.
+        limits: for how long it is waited for.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, limits: Limits | None = None) -> None:
         base = url.rstrip("/").removesuffix("/v1")
         base = base if "://" in base else f"http://{base}"
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         # Proxies of the environment are for the outside world; a router is addressed directly.
-        self._client = httpx2.Client(base_url=base, headers=headers, timeout=_TIMEOUT, trust_env=False)
+        self._client = httpx2.Client(base_url=base, headers=headers, trust_env=False)
+        self._limits = limits or Limits()
 
     def __enter__(self) -> Self:
         """Open."""
@@ -99,7 +116,7 @@ class Router:
             ChatError: it lists none, or does not answer.
         """
         try:
-            response = self._client.get("/v1/models")
+            response = self._client.get("/v1/models", timeout=_timeout(self._limits.models))
             _check(response)
             models = response.json()["data"]
             return str(models[0]["id"])
@@ -116,7 +133,7 @@ class Router:
         """
         body = question.body(question.model or self.first_model(), stream=False)
         try:
-            response = self._client.post("/v1/chat/completions", json=body)
+            response = self._client.post("/v1/chat/completions", json=body, timeout=_timeout(self._limits.whole))
             _check(response)
             return str(response.json()["choices"][0]["message"]["content"] or "")
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -134,7 +151,11 @@ class Router:
         began = time.monotonic()
         try:
             with self._client.stream(
-                "POST", "/v1/chat/completions", json=body, headers={"x-kllm-timing": "1"}
+                "POST",
+                "/v1/chat/completions",
+                json=body,
+                headers={"x-kllm-timing": "1"},
+                timeout=_timeout(self._limits.stream),
             ) as response:
                 if response.is_error:
                     response.read()
@@ -196,7 +217,16 @@ def _message(document: Any) -> str | None:
     return message if isinstance(message, str) else None
 
 
+def _timeout(seconds: float) -> httpx2.Timeout:
+    return httpx2.Timeout(seconds, connect=_CONNECT_SECONDS)
+
+
 def _unreachable(client: httpx2.Client, error: Exception) -> str:
+    if isinstance(error, httpx2.ConnectTimeout):
+        return f"{client.base_url} does not answer: no connection within {_CONNECT_SECONDS:g} s"
+    if isinstance(error, httpx2.ReadTimeout):
+        seconds = error.request.extensions["timeout"]["read"]
+        return f"{client.base_url} took the question and sent nothing for {seconds:g} s; see: kllm status"
     if isinstance(error, httpx2.RemoteProtocolError):
         return f"{client.base_url} broke off its answer: {error}"
     return f"{client.base_url} does not answer: {error or type(error).__name__}"

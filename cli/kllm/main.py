@@ -153,7 +153,9 @@ def bench(
     ] = None,
     osl: Annotated[str | None, typer.Option(help="Answer tokens, likewise. \\[default: 128]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed sends the same load.")] = 0,
-    url: Annotated[str, typer.Option(help="Base address of the endpoint.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str | None, typer.Option(help="Base address of the endpoint; left out: that of the service that is up.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model name; left out: the first that is listed.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="KLLM_API_KEY", help="Key, if it asks for one.")] = None,
     endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",

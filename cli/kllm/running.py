@@ -18,7 +18,7 @@ from kllm_core.objectives import Role
 from kllm_operator.substrate.exceptions import SubstrateError
 from kllm_operator.substrate.processes import ProcessSubstrate
 from kllm_operator.substrate.programs import RouterAddress
-from kllm_operator.substrate.rundir import RunDirectory, service_names
+from kllm_router.arguments import ArgumentError, read_keys
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ async def up(
         RefusedError: nothing was started.
         SubstrateError: something did not start, or the service is up already.
     """
-    if problems := abilities.refusals(service):
+    if problems := [*abilities.refusals(service), *_address_refusals(address)]:
         raise RefusedError("\nkllm: ".join(problems))
     substrate = ProcessSubstrate(service, pace=pace, observer=lambda name, kind, event: _tell(steps, name, kind, event))
     async with steps:
@@ -118,6 +118,15 @@ def _handled(task: asyncio.Future[int], received: list[int]) -> Iterator[None]:
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def _address_refusals(address: RouterAddress) -> Iterator[str]:
+    if address.port and address.port == address.grpc_port:
+        yield f"--port and --grpc-port are both {address.port}; they must differ"
+    try:
+        read_keys(address.api_key_file)
+    except ArgumentError as error:
+        yield str(error)
 
 
 def _check_ports(address: RouterAddress) -> None:
@@ -204,18 +213,3 @@ def _tell(steps: Steps, name: str, kind: str, event: dict[str, Any]) -> None:
         fraction = event.get("fraction")
         share = f" {fraction:.0%}" if isinstance(fraction, int | float) else ""
         steps.note("router" if kind == "router" else name, f"{text}{share}")
-
-
-def find_running(name: str | None) -> tuple[list[str], str | None]:
-    """Names of services that are up, and why none of them can be meant.
-
-    Args:
-        name: the wanted one; None takes what is there.
-    """
-    running = [service for service in service_names() if RunDirectory(service).is_owned]
-    if name is None:
-        return running, None if running else "nothing is up on this machine; start it with: kllm up -f FILE"
-    if name in running:
-        return [name], None
-    others = f" (up: {', '.join(running)})" if running else ""
-    return [], f"service {name!r} is not up on this machine{others}; start it with: kllm up -f FILE"

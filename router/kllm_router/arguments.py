@@ -76,7 +76,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         context_tokens=given.context_tokens,
         page_size=given.page_size,
         binding=given.binding,
-        api_keys=_read_keys(given.api_key_file),
+        api_keys=read_keys(given.api_key_file),
         parent_pid=given.parent_pid,
         lame_duck_seconds=given.lame_duck_seconds,
         drain_seconds=given.drain_seconds,
@@ -178,13 +178,18 @@ def _number(text: str, wanted: str) -> float:
     return value
 
 
-def _read_keys(path: Path | None) -> frozenset[str]:
+def read_keys(path: Path | None) -> frozenset[str]:
+    """Keys that clients may use, one a line; none are needed without a file.
+
+    Raises:
+        ArgumentError: the file cannot be used.
+    """
     if path is None:
         return frozenset()
     try:
         keys = frozenset(line.strip() for line in path.read_text().splitlines() if line.strip())
-    except OSError as error:
-        raise ArgumentError(f"--api-key-file: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"--api-key-file: {path} cannot be read: {error}") from error
     if not keys:
         raise ArgumentError(f"--api-key-file: {path} holds no key; leave the flag out to need none")
     return keys

@@ -66,7 +66,17 @@ def test_a_setting_of_any_part_can_be_tuned():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("ticks=1", "there is no setting 'ticks'"), ("tick_seconds", "NAME=NUMBER"), ("saturation=2", "between 0 and 1")],
+    [
+        ("ticks=1", "there is no setting 'ticks'"),
+        ("tick_seconds", "NAME=NUMBER"),
+        ("saturation=2", "between 0 and 1"),
+        ("tick_seconds=0.05", "tick_seconds must be at least 0.1, got 0.05"),
+        ("tick_seconds=nan", "tick_seconds must be a finite number of at least 0, got nan"),
+        ("horizon_seconds=inf", "horizon_seconds must be a finite number of at least 0, got inf"),
+        ("least_samples=inf", "least_samples must be a finite number of at least 0, got inf"),
+        ("least_samples=2.5", "least_samples must be a whole number of at least 0, got 2.5"),
+        ("stale_after_seconds=-1", "stale_after_seconds must be a finite number of at least 0, got -1"),
+    ],
 )
 def test_a_setting_that_cannot_be_is_named(text, message):
     with pytest.raises(SettingError, match=message):

@@ -39,7 +39,7 @@ def test_status_shows_each_instance_with_its_load(served):
     result = served.kllm("status")
     assert result.returncode == 0
     line = next(line for line in result.stdout.splitlines() if "chat-prefill-0" in line)
-    assert re.search(r"chat-prefill-0 +Serving +1 +2 +3 +25% +\d+ +\d+", line)
+    assert re.search(r"chat-prefill-0 +prefill +Serving +1 +2 +3 +25% +\d+ +\d+", line)
 
 
 def test_status_shows_each_pool_with_its_load_and_counts(served):
@@ -63,6 +63,7 @@ def test_status_can_be_watched_until_ctrl_c(served):
         watching.send_signal(signal.SIGINT)
         watching.stdout.read()
     assert watching.returncode == 0
+    assert "\x1b" not in shown, "codes of a terminal are for terminals"
 
 
 def test_status_as_json_has_all_processes(served):
@@ -100,6 +101,13 @@ def test_chat_reads_standard_input(served):
 def test_chat_tells_the_routers_error_plainly(served, options):
     result = served.kllm("chat", "hello", "--model", "other", *options)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", "kllm: no model other\n")
+
+
+def test_bench_measures_the_service_that_is_up(served):
+    result = served.kllm("bench", "--rate", "5", "--duration", "1", "--arrivals", "constant", "--osl", "5")
+    rows = {row["id"]: row for row in json.loads(served.kllm("status", "--json").stdout)}
+    assert result.returncode == 0, result.stderr
+    assert f"smollm2 at {rows['router-0']['address']} (completions)" in result.stdout
 
 
 def test_chat_with_nothing_up_says_so(idle):

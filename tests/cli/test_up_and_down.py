@@ -131,6 +131,17 @@ def test_a_port_in_use_by_another_service_is_refused_with_its_name(machine):
         up.end()
 
 
+def test_equal_ports_and_a_file_without_keys_are_refused_before_anything_starts(machine):
+    keys = machine.folder / "keys"
+    keys.write_text(" \n")
+    options = ["--port", "8123", "--grpc-port", "8123", "--api-key-file", str(keys)]
+    result = machine.kllm("up", "-f", str(machine.manifest), *options)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "kllm: --port and --grpc-port are both 8123; they must differ" in result.stderr
+    assert f"kllm: --api-key-file: {keys} holds no key; leave the flag out to need none" in result.stderr
+    assert list(machine.runtime.iterdir()) == []
+
+
 def test_a_host_that_is_not_of_this_machine_is_refused(machine):
     result = machine.kllm("up", "-f", str(machine.manifest), "--host", "203.0.113.1")
     assert result.returncode == 2
@@ -229,7 +240,7 @@ def test_what_nothing_goes_on_without_ends_the_service_and_is_named(machine, nam
     [
         (["--tune", "tick_second=1"], "there is no setting 'tick_second'; there are"),
         (["--tune", "tick_seconds"], "--tune 'tick_seconds' must be NAME=NUMBER"),
-        (["--tune", "tick_seconds=0"], "tick_seconds must be above 0"),
+        (["--tune", "tick_seconds=0"], "tick_seconds must be at least 0.1, got 0"),
         (["--tune", "aim_below=2"], "scale_down_below < aim_below <= scale_up_above must hold"),
         (["--pace", "prefill=fast"], "--pace: "),
         (["--pace", "missing.json"], "--pace: missing.json: No such file"),
@@ -247,6 +258,17 @@ def test_down_stops_it(machine):
         up.wait_for("serving")
         result = machine.kllm("down")
         assert result.returncode == 0
+        assert result.stdout.startswith("service 'chat' has stopped (")
+        assert up.end()[0] == 0
+
+
+def test_down_stops_what_has_lost_its_state(machine):
+    with machine.up() as up:
+        up.wait_for("serving")
+        (machine.runtime / "kllm" / "chat" / "state.json").unlink()
+        result = machine.kllm("down")
+        assert result.returncode == 0
+        assert f"service 'chat' is up (pid {up.process.pid}), but " in result.stderr
         assert result.stdout.startswith("service 'chat' has stopped (")
         assert up.end()[0] == 0
 

@@ -76,6 +76,16 @@ def test_a_wrong_field_is_refused_with_its_path_and_the_fix(spec, problem):
     assert any(problem in text for text in problems_of(manifest(**spec)))
 
 
+@pytest.mark.parametrize("value", [1.5, True, "2"])
+def test_a_whole_number_is_taken_as_kubernetes_takes_it_and_told_once(value):
+    expected = f"input should be a valid integer, got {value!r}"
+    objectives = {"ttftMilliseconds": value, "tpotMilliseconds": 150}
+
+    assert problems_of(manifest(prefill={"minReplicas": value})) == [f"spec.prefill.minReplicas: {expected}"]
+    assert problems_of(manifest(objectives=objectives)) == [f"spec.objectives.ttftMilliseconds: {expected}"]
+    assert problems_of(manifest(gpuBudget=value)) == [f"spec.gpuBudget: {expected}"]
+
+
 def test_every_problem_is_told_at_once():
     assert len(problems_of(manifest(objectives={"ttftMilliseconds": 0, "tpotMilliseconds": -1, "x": 1}))) == 3
 

@@ -27,6 +27,7 @@ class Settings:
     """Options of `kllm bench`, as they were typed; None was left out.
 
     Attributes:
+        url: None is still to be found.
         drain: seconds to wait for answers after the last request; None is the timeout.
         warmup: requests sent one after another before the load.
     """
@@ -40,7 +41,7 @@ class Settings:
     isl: str | None = None
     osl: str | None = None
     seed: int = 0
-    url: str = "http://127.0.0.1:8000"
+    url: str | None = None
     model: str | None = None
     api_key: str | None = field(default=None, repr=False)
     chat: bool = False
@@ -62,7 +63,7 @@ class Settings:
     @property
     def base_url(self) -> str:
         """The address without /v1."""
-        base = self.url.strip().rstrip("/").removesuffix("/v1")
+        base = (self.url or "").strip().rstrip("/").removesuffix("/v1")
         return base if "://" in base else f"http://{base}"
 
     def check(self) -> None:
@@ -81,7 +82,8 @@ class Settings:
             raise OptionError("--drain", f"{self.drain:g} must be 0 or more")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise OptionError("--api-key", "it has characters that no header may have; check how it was copied")
-        self._check_url()
+        if self.url is not None:
+            self._check_url()
         self._check_load()
         for option, path in (("--json", self.json), ("--plot", self.plot)):
             if path is not None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from kllm.bench.exceptions import BenchError, OptionError
@@ -15,6 +16,7 @@ from kllm.bench.plot import draw
 from kllm.bench.report import text_of
 from kllm.bench.session import Result, Session
 from kllm.bench.settings import Settings
+from kllm.finding import address_of_the_one
 
 
 def run(settings: Settings) -> int:
@@ -22,6 +24,7 @@ def run(settings: Settings) -> int:
     try:
         settings.check()
         plan = settings.plan()
+        settings = _with_address(settings)
         allow_connections(settings.max_in_flight)
         result = asyncio.run(_measure(settings, plan))
     except OptionError as error:
@@ -37,6 +40,16 @@ def run(settings: Settings) -> int:
     if result.summary.is_interrupted:
         return 130
     return 0 if result.summary.ok and is_written else 1
+
+
+def _with_address(settings: Settings) -> Settings:
+    """With the address of the service that is up, if none was given."""
+    if settings.url is not None:
+        return settings
+    url, problem = address_of_the_one()
+    if url is None:
+        raise OptionError("--url", problem)
+    return replace(settings, url=url)
 
 
 async def _measure(settings: Settings, plan: list[Planned]) -> Result:

@@ -7,27 +7,30 @@ import signal
 import sys
 import time
 
-from kllm_operator.substrate.exceptions import SubstrateError
-from kllm_operator.substrate.identity import kill_all
-from kllm_operator.substrate.rundir import RunDirectory, RunState, service_names
+from kllm.finding import Lost, find
+from kllm_operator.substrate.exceptions import RunDirectoryError, SubstrateError
+from kllm_operator.substrate.identity import ProcessIdentity, kill_all
+from kllm_operator.substrate.rundir import RunDirectory, RunState
 
 
 def run(name: str | None, *, timeout_seconds: float) -> int:
-    """Returns 0 when nothing of it is left, 1 when something is, 2 when it is not clear what is meant."""
-    known = {service: RunDirectory(service).read_state() for service in service_names()}
-    there = {service: state for service, state in known.items() if state is not None}
-    if name is None and len(there) > 1:
+    """Returns 0 when nothing of it is left, 1 when something is, 2 when it is not clear what is meant or is there."""
+    try:
+        found = find(name)
+    except RunDirectoryError as error:
+        print(f"kllm: {error}", file=sys.stderr)
+        return 2
+    there = sorted((*found.up, *found.killed, *(each.service for each in found.lost)))
+    if len(there) > 1:
         print(f"kllm: there are several services ({', '.join(there)}); name one: kllm down NAME", file=sys.stderr)
         return 2
-    if name is None and not there:
-        print("nothing is up on this machine")
-        return 0
-    service = name or next(iter(there))
-    state = there.get(service)
+    if found.lost:
+        return _end_lost(found.lost[0], timeout_seconds)
+    state = RunDirectory(there[0]).read_state() if there else None
     if state is None:
-        print(f"service {service!r} is not up on this machine")
+        print("nothing is up on this machine" if name is None else f"service {name!r} is not up on this machine")
         return 0
-    return _end(service, state, timeout_seconds)
+    return _end(there[0], state, timeout_seconds)
 
 
 def _end(service: str, state: RunState, timeout_seconds: float) -> int:
@@ -46,19 +49,44 @@ def _end(service: str, state: RunState, timeout_seconds: float) -> int:
     return 0
 
 
+def _end_lost(lost: Lost, timeout_seconds: float) -> int:
+    """Stop a service of which only its owner is known: it knows itself what it has started.
+
+    It is not killed, since what it would leave could not be told from other processes.
+    """
+    pid = lost.holder.pid
+    print(f"kllm: {lost.text}", file=sys.stderr)
+    if not lost.is_up_command:
+        print(f"kllm: pid {pid} is no `kllm up`, so it is left alone", file=sys.stderr)
+        return 1
+    began = time.monotonic()
+    if not _ask(lost.holder, timeout_seconds):
+        print(f"kllm: pid {pid} did not stop within {timeout_seconds:g} s; end it with: kill -9 {pid}", file=sys.stderr)
+        return 1
+    print(f"service {lost.service!r} has stopped ({time.monotonic() - began:.1f} s)")
+    return 0
+
+
 def _ask_owner(state: RunState, timeout_seconds: float) -> bool:
     """Whether its `kllm up` was there and ended by itself."""
     if not state.owner.alive:
         return False
+    if _ask(state.owner, timeout_seconds):
+        return True
+    print(f"kllm: pid {state.pid} did not stop within {timeout_seconds:g} s and is killed", file=sys.stderr)
+    kill_all([state.owner])
+    return False
+
+
+def _ask(owner: ProcessIdentity, timeout_seconds: float) -> bool:
+    """Send SIGTERM; whether it ended in time."""
     try:
-        os.kill(state.pid, signal.SIGTERM)
+        os.kill(owner.pid, signal.SIGTERM)
     except ProcessLookupError:
         return True
     deadline = time.monotonic() + timeout_seconds
-    while state.owner.alive:
+    while owner.alive:
         if time.monotonic() > deadline:
-            print(f"kllm: pid {state.pid} did not stop within {timeout_seconds:g} s and is killed", file=sys.stderr)
-            kill_all([state.owner])
             return False
         time.sleep(0.02)
     return True

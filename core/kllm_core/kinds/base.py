@@ -5,11 +5,14 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
 from pydantic.alias_generators import to_camel
 
 DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=53)]
 """53 characters leave room for the suffixes of child objects."""
+
+WholeNumber = Annotated[int, Strict()]
+"""As the API server takes it: no fraction, no truth value, no text."""
 
 EngineArgument = bool | int | float | str
 
@@ -34,18 +37,20 @@ class Metadata(Part):
 class Parallelism(Part):
     """How one instance spreads over accelerators."""
 
-    tensor: int = Field(1, ge=1, le=64, description="Tensor parallel size.")
-    data: int = Field(1, ge=1, le=256, description="Data parallel size.")
-    pipeline: int = Field(1, ge=1, le=64, description="Pipeline parallel size. Above 1 the service binds early.")
-    expert: int = Field(1, ge=1, le=256, description="Expert parallel size, for mixture-of-experts models.")
-    context: int = Field(1, ge=1, le=64, description="Prefill context parallel size; decode must keep 1.")
+    tensor: WholeNumber = Field(1, ge=1, le=64, description="Tensor parallel size.")
+    data: WholeNumber = Field(1, ge=1, le=256, description="Data parallel size.")
+    pipeline: WholeNumber = Field(
+        1, ge=1, le=64, description="Pipeline parallel size. Above 1 the service binds early."
+    )
+    expert: WholeNumber = Field(1, ge=1, le=256, description="Expert parallel size, for mixture-of-experts models.")
+    context: WholeNumber = Field(1, ge=1, le=64, description="Prefill context parallel size; decode must keep 1.")
 
 
 class Accelerator(Part):
     """The accelerators of one instance."""
 
     resource_name: str = Field("nvidia.com/gpu", max_length=253, description="Extended resource to request.")
-    count: int = Field(1, ge=0, le=64, description="Accelerators per instance; 0 runs the engine on the CPU.")
+    count: WholeNumber = Field(1, ge=0, le=64, description="Accelerators per instance; 0 runs the engine on the CPU.")
 
 
 class KvType(enum.StrEnum):
@@ -74,14 +79,14 @@ class Scaling(enum.StrEnum):
 class RoleSpec(Part):
     """Instances of one role."""
 
-    min_replicas: int = Field(1, ge=0, le=1000, description="Never fewer instances than this.")
-    max_replicas: int = Field(
+    min_replicas: WholeNumber = Field(1, ge=0, le=1000, description="Never fewer instances than this.")
+    max_replicas: WholeNumber = Field(
         default_factory=lambda given: max(1, given["min_replicas"]) if "min_replicas" in given else 1,
         ge=0,
         le=1000,
         description="Never more instances than this; left out: minReplicas, at least 1.",
     )
-    slots: int = Field(0, ge=0, le=1000, description="Pods kept ready to become instances of either role.")
+    slots: WholeNumber = Field(0, ge=0, le=1000, description="Pods kept ready to become instances of either role.")
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How one instance spreads.")
     accelerator: Accelerator = Field(default_factory=Accelerator, description="What one instance runs on.")
     engine_args: dict[str, EngineArgument] = Field(

@@ -60,7 +60,9 @@ def parse_service(text: str, *, source: str = "manifest") -> InferenceService:
     try:
         return InferenceService.model_validate(documents[0])
     except ValidationError as error:
-        problems = [_problem(details) for details in error.errors(include_url=False)]
+        # A default that follows from a wrong field cannot be made, which is no problem of its own.
+        told = (each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called")
+        problems = [_problem(details) for details in told]
         raise ManifestError(source, problems) from error
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kllm_core.kinds.base import Metadata, Part, RoleSpec
+from kllm_core.kinds.base import Metadata, Part, RoleSpec, WholeNumber
 from kllm_core.kinds.service import CacheSpec, ModelSpec, ObjectivesSpec
 from kllm_core.objectives import LoadSource
 
@@ -14,7 +14,9 @@ from kllm_core.objectives import LoadSource
 class PoolSpec(RoleSpec):
     """Desired state of one pool."""
 
-    replicas: int = Field(1, ge=0, le=1000, description="Instances wanted now; the scale subresource writes it.")
+    replicas: WholeNumber = Field(
+        1, ge=0, le=1000, description="Instances wanted now; the scale subresource writes it."
+    )
     model: ModelSpec = Field(description="What is served.")
     objectives: ObjectivesSpec = Field(description="What its users are promised.")
     cache: CacheSpec = Field(default_factory=CacheSpec, description="KV cache.")
@@ -23,9 +25,9 @@ class PoolSpec(RoleSpec):
 class LoadStatus(Part):
     """Load of the pool in thousandths, since the API has no floats: 1000 is the boundary of the objective."""
 
-    value_milli: int | None = Field(None, ge=0, description="Max of predicted and measured.")
-    predicted_milli: int | None = Field(None, ge=0, description="From the timing model.")
-    measured_milli: int | None = Field(None, ge=0, description="Sliding percentile at the routers.")
+    value_milli: WholeNumber | None = Field(None, ge=0, description="Max of predicted and measured.")
+    predicted_milli: WholeNumber | None = Field(None, ge=0, description="From the timing model.")
+    measured_milli: WholeNumber | None = Field(None, ge=0, description="Sliding percentile at the routers.")
     source: LoadSource = Field(LoadSource.UNKNOWN, description="Which of the two decided.")
 
 
@@ -33,11 +35,13 @@ class PoolStatus(Part):
     """Observed state of one pool."""
 
     load: LoadStatus = Field(default_factory=LoadStatus, description="Load on the scale of its objective.")
-    desired: int = Field(0, ge=0, description="Instances wanted.")
-    ready: int = Field(0, ge=0, description="Instances that serve.")
-    warming: int = Field(0, ge=0, description="Instances that are starting.")
-    draining: int = Field(0, ge=0, description="Instances that finish what they have.")
-    observed_generation: int | None = Field(None, ge=0, description="Generation of the spec that this reflects.")
+    desired: WholeNumber = Field(0, ge=0, description="Instances wanted.")
+    ready: WholeNumber = Field(0, ge=0, description="Instances that serve.")
+    warming: WholeNumber = Field(0, ge=0, description="Instances that are starting.")
+    draining: WholeNumber = Field(0, ge=0, description="Instances that finish what they have.")
+    observed_generation: WholeNumber | None = Field(
+        None, ge=0, description="Generation of the spec that this reflects."
+    )
 
 
 class PrefillPool(Part):

@@ -58,6 +58,8 @@ def _kind(field: FieldInfo) -> str:
     annotation = field.annotation
     if typing.get_origin(annotation) in {typing.Union, types.UnionType}:
         annotation = next(part for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return ", ".join(f"`{member.value}`" for member in annotation)
     if annotation is int:

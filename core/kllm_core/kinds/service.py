@@ -16,6 +16,7 @@ from kllm_core.kinds.base import (
     RoleSpec,
     Scaling,
     TransferBackend,
+    WholeNumber,
 )
 from kllm_core.objectives import Binding, Objectives
 
@@ -67,9 +68,9 @@ class ModelSpec(Part):
 class ObjectivesSpec(Part):
     """Service-level objectives, as clients see them."""
 
-    ttft_milliseconds: int = Field(ge=1, le=3_600_000, description="Time to first token.")
-    tpot_milliseconds: int = Field(ge=1, le=3_600_000, description="Time per output token after the first.")
-    percentile: int = Field(90, ge=1, le=99, description="Share of requests, in percent, that must meet each.")
+    ttft_milliseconds: WholeNumber = Field(ge=1, le=3_600_000, description="Time to first token.")
+    tpot_milliseconds: WholeNumber = Field(ge=1, le=3_600_000, description="Time per output token after the first.")
+    percentile: WholeNumber = Field(90, ge=1, le=99, description="Share of requests, in percent, that must meet each.")
 
     def objectives(self) -> Objectives:
         """The same in seconds."""
@@ -79,16 +80,18 @@ class ObjectivesSpec(Part):
 class RouterSpec(Part):
     """The routers of the service."""
 
-    replicas: int = Field(1, ge=1, le=100, description="Routers; each can pair any prefill and decode instance.")
+    replicas: WholeNumber = Field(
+        1, ge=1, le=100, description="Routers; each can pair any prefill and decode instance."
+    )
     binding: Binding = Field(Binding.LATE, description="When the decode instance is chosen.")
 
 
 class CacheSpec(Part):
     """KV cache, equal for prefill and decode."""
 
-    page_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    page_size: WholeNumber = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_type: KvType = Field(KvType.AUTO, description="Element type of the KV cache.")
-    host_gibibytes: int = Field(0, ge=0, le=65536, description="Host memory tier per instance; 0 turns it off.")
+    host_gibibytes: WholeNumber = Field(0, ge=0, le=65536, description="Host memory tier per instance; 0 turns it off.")
 
 
 class ServiceSpec(Part):
@@ -96,7 +99,9 @@ class ServiceSpec(Part):
 
     model: ModelSpec = Field(description="What is served.")
     objectives: ObjectivesSpec = Field(description="What its users are promised.")
-    gpu_budget: int | None = Field(None, ge=1, le=100_000, description="Most accelerators at a time; unset: no limit.")
+    gpu_budget: WholeNumber | None = Field(
+        None, ge=1, le=100_000, description="Most accelerators at a time; unset: no limit."
+    )
     scaling: Scaling = Field(Scaling.SLO, description="SLO: kLLM writes replica counts. External: someone else does.")
     prefill: RoleSpec = Field(default_factory=RoleSpec, description="Prefill instances.")
     decode: RoleSpec = Field(default_factory=RoleSpec, description="Decode instances.")

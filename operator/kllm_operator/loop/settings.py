@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -9,6 +10,10 @@ from kllm_operator.fleet.levels import LevelSettings
 from kllm_operator.fleet.snapshot import Trust
 from kllm_operator.loop.crashes import RestartSettings
 from kllm_operator.plan.settings import LoadSettings, PlannerSettings
+
+_LEAST_TICK_SECONDS = 0.1
+"""A decision takes some milliseconds; below this the loop would use a processor for nothing, since engines tell their
+loads once a second."""
 
 
 class SettingError(ValueError):
@@ -31,9 +36,10 @@ class LoopSettings:
     levels: LevelSettings = field(default_factory=LevelSettings)
 
     def __post_init__(self) -> None:
-        for name in ("tick_seconds", "drain_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not self.tick_seconds >= _LEAST_TICK_SECONDS:
+            raise ValueError(f"tick_seconds must be at least {_LEAST_TICK_SECONDS:g}, got {self.tick_seconds:g}")
+        if not self.drain_seconds > 0:
+            raise ValueError(f"drain_seconds must be above 0, got {self.drain_seconds:g}")
 
     def with_values(self, values: dict[str, float]) -> LoopSettings:
         """The same with some numbers changed, by their names in any of the parts.
@@ -50,9 +56,8 @@ class LoopSettings:
             if name not in _numbers(target):
                 known = sorted(n for each in (self, *parts.values()) for n in _numbers(each))
                 raise SettingError(f"there is no setting {name!r}; there are {', '.join(known)}")
-            whole = isinstance(getattr(target, name), int)
+            number = _checked(name, value, whole=isinstance(getattr(target, name), int))
             try:
-                number = int(value) if whole else float(value)
                 if holder is None:
                     changes[name] = number
                 else:
@@ -63,6 +68,14 @@ class LoopSettings:
             return replace(self, **parts, **changes)
         except ValueError as error:
             raise SettingError(str(error)) from None
+
+
+def _checked(name: str, value: float, *, whole: bool) -> int | float:
+    if not (math.isfinite(value) and value >= 0):
+        raise SettingError(f"{name} must be a finite number of at least 0, got {value:g}")
+    if whole and value != int(value):
+        raise SettingError(f"{name} must be a whole number of at least 0, got {value:g}")
+    return int(value) if whole else float(value)
 
 
 def _numbers(settings: object) -> set[str]:
