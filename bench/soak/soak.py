@@ -83,6 +83,7 @@ def _result(
         "machine": machine_facts(),
         "capacity_per_second": round(more["capacity"], 2),
         "rate_per_second": round(given.share * more["capacity"], 2),
+        "sent_per_second": round(load.sent_per_second, 2),
         "in_peace": more["in_peace"],
         "outcomes": dict(load.tally.outcomes),
         "wrong": load.tally.wrong,
