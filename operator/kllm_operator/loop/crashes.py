@@ -38,7 +38,7 @@ class Pause:
         """For people."""
         if not self.seconds:
             return "is replaced at once"
-        return f"is replaced in {self.seconds:.0f} s ({self.failures} failures in a row)"
+        return f"is replaced in {self.seconds:.3g} s ({self.failures} failures in a row)"
 
 
 @dataclass
