@@ -18,6 +18,11 @@ def bearer(token: str) -> str:
     return _SCHEME + token
 
 
+def call_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """GRPC metadata of a call that carries the token."""
+    return ((METADATA_KEY, bearer(token)),)
+
+
 def metadata_is_valid(metadata: Iterable[tuple[str, str | bytes]], token: str) -> bool:
     """Whether gRPC metadata carries the token; takes equal time for every wrong one."""
     given = next((value for key, value in metadata if key == METADATA_KEY), "")

@@ -17,12 +17,13 @@ from typing import Any
 import grpc.aio
 import httpx2
 
-from kllm_core.authentication import bearer
+from kllm_core.authentication import bearer, call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.objectives import Role
+from kllm_core.wire import ROLES
 
 TOKEN = "a-token-for-tests-only"
-METADATA = (("authorization", bearer(TOKEN)),)
+METADATA = call_metadata(TOKEN)
 _PROGRAM = (sys.executable, "-P", "-m", "kllm_engine.main")
 _START_SECONDS = 120.0
 
@@ -62,8 +63,7 @@ class Agent:
 
     async def switch(self, role: Role) -> engine_pb2.SwitchRoleResponse:
         """Switch its role."""
-        wanted = engine_pb2.ROLE_PREFILL if role is Role.PREFILL else engine_pb2.ROLE_DECODE
-        return await self.stub.SwitchRole(engine_pb2.SwitchRoleRequest(role=wanted), metadata=METADATA)
+        return await self.stub.SwitchRole(engine_pb2.SwitchRoleRequest(role=ROLES[role]), metadata=METADATA)
 
     async def stop(self) -> None:
         """End it."""

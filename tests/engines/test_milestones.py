@@ -18,7 +18,7 @@ import pytest
 from plain_server import PlainServer, model_path
 from service_under_test import Service
 
-from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 
 pytestmark = pytest.mark.engines
@@ -91,7 +91,7 @@ async def decode(service: Service) -> AsyncIterator[Engine]:
 @asynccontextmanager
 async def engine_at(address: str, token: str) -> AsyncIterator[Engine]:
     """The engine behind an agent."""
-    metadata = ((METADATA_KEY, bearer(token)),)
+    metadata = call_metadata(token)
     async with grpc.aio.insecure_channel(address) as channel:
         stub = engine_pb2_grpc.EngineAgentStub(channel)
         facts = await stub.GetInstance(engine_pb2.GetInstanceRequest(), metadata=metadata, timeout=10)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 from faults.proxies import AgentProxy, HttpProxy
 
-from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.objectives import Role
 from kllm_engine.agent.processes import inspect, members
@@ -108,7 +108,7 @@ class GatedInstance:
 async def _facts(agent: str, token: str) -> Any:
     async with grpc.aio.insecure_channel(agent) as channel:
         stub = engine_pb2_grpc.EngineAgentStub(channel)
-        return await stub.GetInstance(engine_pb2.GetInstanceRequest(), metadata=((METADATA_KEY, bearer(token)),))
+        return await stub.GetInstance(engine_pb2.GetInstanceRequest(), metadata=call_metadata(token))
 
 
 def server_pid(zygote_log: Path, instance_id: str) -> int:

@@ -9,22 +9,8 @@ import structlog
 from kllm_core.contracts.engine.v1 import engine_pb2
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Binding, Role
+from kllm_core.wire import BINDINGS, ROLES, STATES
 from kllm_engine.agent.changes import Changes
-
-STATES = {
-    InstanceState.SLOT: engine_pb2.INSTANCE_STATE_SLOT,
-    InstanceState.GATED: engine_pb2.INSTANCE_STATE_GATED,
-    InstanceState.STARTING: engine_pb2.INSTANCE_STATE_STARTING,
-    InstanceState.SERVING: engine_pb2.INSTANCE_STATE_SERVING,
-    InstanceState.DRAINING: engine_pb2.INSTANCE_STATE_DRAINING,
-    InstanceState.FAILED: engine_pb2.INSTANCE_STATE_FAILED,
-}
-ROLES = {Role.PREFILL: engine_pb2.ROLE_PREFILL, Role.DECODE: engine_pb2.ROLE_DECODE}
-BINDINGS = {
-    Binding.LATE: engine_pb2.BINDING_LATE,
-    Binding.EARLY: engine_pb2.BINDING_EARLY,
-    Binding.JUST_IN_TIME: engine_pb2.BINDING_JUST_IN_TIME,
-}
 
 _log = structlog.get_logger(__name__)
 

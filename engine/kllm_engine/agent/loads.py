@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from kllm_core.contracts.engine.v1 import engine_pb2
 from kllm_core.objectives import Role
-from kllm_engine.agent.instance import ROLES, STATES, Instance
+from kllm_core.wire import ROLES, STATES
+from kllm_engine.agent.instance import Instance
 from kllm_engine.messages import Load
 
 _ALWAYS = (

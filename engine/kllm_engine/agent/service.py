@@ -12,13 +12,14 @@ import grpc.aio
 
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import InstanceState
+from kllm_core.wire import ROLE_OF
 from kllm_engine.agent.books import Books
 from kllm_engine.agent.cache.book import SnapshotPart, Update
 from kllm_engine.agent.cache.changes import Removed, Stored, Tier
 from kllm_engine.agent.changes import wait_set
 from kllm_engine.agent.drain import DrainWatch
 from kllm_engine.agent.flip import FlipBrokenError, FlipRefusedError, RoleFlip
-from kllm_engine.agent.instance import ROLES, Instance
+from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.loads import delta
 from kllm_engine.agent.requests import SlowSubscriberError
 
@@ -38,7 +39,6 @@ _TIERS = {
     Tier.SHARED: engine_pb2.CACHE_TIER_SHARED,
 }
 
-_ROLES = {number: role for role, number in ROLES.items()}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -143,7 +143,7 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
         self, request: engine_pb2.SwitchRoleRequest, context: Context
     ) -> engine_pb2.SwitchRoleResponse:
         """Makes the drained instance serve the other role."""
-        role = _ROLES.get(request.role)
+        role = ROLE_OF.get(request.role)
         if role is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "role must be ROLE_PREFILL or ROLE_DECODE")
         try:

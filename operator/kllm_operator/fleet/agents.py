@@ -11,9 +11,11 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import EngineLoad
+from kllm_core.wire import load_values
+from kllm_operator.fleet.stream import reports
 from kllm_operator.fleet.told import Told
 
 _CALL_SECONDS = 5.0
@@ -21,9 +23,6 @@ _PAUSE_SECONDS = 0.5
 """Between two sessions with an agent; an agent is on this machine or in this cluster, and there is one of each."""
 
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-_LOAD_FIELDS = tuple(
-    name for name in EngineLoad.__dataclass_fields__ if name in engine_pb2.LoadReport.DESCRIPTOR.fields_by_name
-)
 
 _log = structlog.get_logger(__name__)
 
@@ -46,10 +45,9 @@ class Agents:
         interval_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._metadata = ((METADATA_KEY, bearer(token)),)
+        self._metadata = call_metadata(token)
         self._listener = listener
         self._interval = interval_seconds
-        self._silence = max(3.0, 3 * interval_seconds + 0.5)
         self._clock = clock
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._told: dict[str, Told] = {}
@@ -93,11 +91,7 @@ class Agents:
             request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(self._interval * 1000))
             call = stub.WatchLoad(request, metadata=self._metadata)
             facts = None
-            while True:
-                async with asyncio.timeout(self._silence):
-                    report = await call.read()
-                if report is grpc.aio.EOF:
-                    return
+            async for report in reports(call, interval_seconds=self._interval):
                 before = self._told.get(instance_id)
                 is_failed = report.HasField("state") and report.state == engine_pb2.INSTANCE_STATE_FAILED
                 fails_now = is_failed and (before is None or not before.failed)
@@ -137,5 +131,5 @@ def _load(report: engine_pb2.LoadReport) -> EngineLoad | None:
     """The load, or None as long as the engine has said nothing."""
     if not report.HasField("running_requests"):
         return None
-    values = {name: getattr(report, name) for name in _LOAD_FIELDS if name != "age_seconds" and report.HasField(name)}
+    values: dict[str, Any] = load_values(report)
     return EngineLoad(age_seconds=report.age_seconds, **values)

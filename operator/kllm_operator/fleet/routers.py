@@ -10,9 +10,10 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.authentication import call_metadata
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 from kllm_operator.fleet.levels import LevelReport, StageCounts
+from kllm_operator.fleet.stream import reports
 
 _PAUSE_SECONDS = 0.5
 _NAMES = {
@@ -62,12 +63,8 @@ async def _session(
     async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         stub: Any = router_pb2_grpc.ServiceLevelsStub(channel)  # type: ignore[no-untyped-call]
         request = router_pb2.WatchServiceLevelsRequest(interval_milliseconds=round(interval_seconds * 1000))
-        call = stub.WatchServiceLevels(request, metadata=((METADATA_KEY, bearer(token)),))
-        while True:
-            async with asyncio.timeout(max(3.0, 3 * interval_seconds + 0.5)):
-                report = await call.read()
-            if report is grpc.aio.EOF:
-                return
+        call = stub.WatchServiceLevels(request, metadata=call_metadata(token))
+        async for report in reports(call, interval_seconds=interval_seconds):
             take(_report(report, clock()))
 
 

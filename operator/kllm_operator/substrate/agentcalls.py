@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import grpc.aio
 
-from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.objectives import Role
+from kllm_core.wire import ROLES
 from kllm_operator.substrate.exceptions import StepRefusedError, SubstrateError
 
 _SWITCH_TIMEOUT_SECONDS = 60.0
-_ROLES = {Role.PREFILL: engine_pb2.ROLE_PREFILL, Role.DECODE: engine_pb2.ROLE_DECODE}
 
 
 async def drain(address: str, token: str, *, deadline_seconds: float) -> bool:
@@ -24,7 +24,7 @@ async def drain(address: str, token: str, *, deadline_seconds: float) -> bool:
         stub = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
         try:
             # The agent ends the stream at the deadline; the call's own is later, so that its last message arrives.
-            async for progress in stub.Drain(request, metadata=_metadata(token), timeout=deadline_seconds + 5.0):
+            async for progress in stub.Drain(request, metadata=call_metadata(token), timeout=deadline_seconds + 5.0):
                 if progress.drained:
                     return True
         except grpc.aio.AioRpcError as error:
@@ -41,18 +41,14 @@ async def switch_role(address: str, token: str, to: Role) -> float:
         StepRefusedError: it is not empty or cannot switch.
         SubstrateError: its agent cannot be reached or failed.
     """
-    request = engine_pb2.SwitchRoleRequest(role=_ROLES[to])
+    request = engine_pb2.SwitchRoleRequest(role=ROLES[to])
     async with grpc.aio.insecure_channel(address) as channel:
         stub = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
         try:
-            response = await stub.SwitchRole(request, metadata=_metadata(token), timeout=_SWITCH_TIMEOUT_SECONDS)
+            response = await stub.SwitchRole(request, metadata=call_metadata(token), timeout=_SWITCH_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             details = f"{error.code().name}: {error.details()}"
             if error.code() in {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED}:
                 raise StepRefusedError("CannotFlip", f"agent {address} does not switch roles: {details}") from error
             raise SubstrateError(f"agent {address} did not switch roles: {details}") from error
     return float(response.switch_seconds)
-
-
-def _metadata(token: str) -> tuple[tuple[str, str], ...]:
-    return ((METADATA_KEY, bearer(token)),)

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from kllm_core.authentication import METADATA_KEY, bearer
+from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 
 _CALL_SECONDS = 2.0
@@ -81,7 +81,7 @@ class AgentClient:
     ) -> None:
         self._id = instance_id
         self._address = address
-        self._metadata = ((METADATA_KEY, bearer(token)),)
+        self._metadata = call_metadata(token)
         self._listener = listener
         self._rng = rng
         self._interval = load_interval_seconds

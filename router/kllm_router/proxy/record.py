@@ -9,28 +9,13 @@ from typing import Any
 
 from kllm_core.contracts.engine.v1 import engine_pb2
 from kllm_core.fleet import EngineLoad, Instance, InstanceState
-from kllm_core.objectives import Binding, Role
+from kllm_core.objectives import Role
+from kllm_core.wire import BINDING_OF, ROLE_OF, STATE_OF, load_values
 from kllm_router.interfaces import Endpoint
 from kllm_router.scheduling.decode import DecodeCandidate
 from kllm_router.scheduling.prefill import PrefillCandidate
 from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
 from kllm_router.scheduling.silence import Signs
-
-_ROLES = {engine_pb2.ROLE_PREFILL: Role.PREFILL, engine_pb2.ROLE_DECODE: Role.DECODE}
-_STATES = {
-    engine_pb2.INSTANCE_STATE_SLOT: InstanceState.SLOT,
-    engine_pb2.INSTANCE_STATE_GATED: InstanceState.GATED,
-    engine_pb2.INSTANCE_STATE_STARTING: InstanceState.STARTING,
-    engine_pb2.INSTANCE_STATE_SERVING: InstanceState.SERVING,
-    engine_pb2.INSTANCE_STATE_DRAINING: InstanceState.DRAINING,
-    engine_pb2.INSTANCE_STATE_FAILED: InstanceState.FAILED,
-}
-_BINDINGS = {
-    engine_pb2.BINDING_LATE: Binding.LATE,
-    engine_pb2.BINDING_EARLY: Binding.EARLY,
-    engine_pb2.BINDING_JUST_IN_TIME: Binding.JUST_IN_TIME,
-}
-_LOAD_FIELDS = frozenset(f.name for f in dataclasses.fields(EngineLoad)) - {"age_seconds"}
 
 
 @dataclass
@@ -93,16 +78,16 @@ class Record:
             self.silent, self._decode_tokens = False, 0
         self.message, self.model_name = facts.message, facts.model_name
         self.kv_total_tokens = facts.kv_total_tokens or None
-        self.endpoint = _endpoint(facts, _ROLES.get(facts.role, self.instance.role))
+        self.endpoint = _endpoint(facts, ROLE_OF.get(facts.role, self.instance.role))
         self.instance = dataclasses.replace(
             self.instance,
-            role=_ROLES.get(facts.role, self.instance.role),
-            state=_STATES.get(facts.state, InstanceState.STARTING),
+            role=ROLE_OF.get(facts.role, self.instance.role),
+            state=STATE_OF.get(facts.state, InstanceState.STARTING),
             incarnation=facts.incarnation,
             load=None if changed else self.instance.load,
             page_size=facts.page_size or self.instance.page_size,
             context_tokens=facts.context_tokens or None,
-            bindings=frozenset(_BINDINGS[binding] for binding in facts.bindings if binding in _BINDINGS),
+            bindings=frozenset(BINDING_OF[binding] for binding in facts.bindings if binding in BINDING_OF),
             flippable=facts.flippable,
         )
         return changed
@@ -116,13 +101,11 @@ class Record:
     def learn_load(self, report: engine_pb2.LoadReport, now: float) -> None:
         """Take over a report; fields that it leaves out stay as they were."""
         state, role = self.instance.state, self.instance.role
-        for descriptor, value in report.ListFields():
-            if descriptor.name in _LOAD_FIELDS:
-                self._load_values[descriptor.name] = value
+        self._load_values.update(load_values(report))
         if report.HasField("state"):
-            state = _STATES.get(report.state, state)
+            state = STATE_OF.get(report.state, state)
         if report.HasField("role"):
-            role = _ROLES.get(report.role, role)
+            role = ROLE_OF.get(report.role, role)
         age = max(0.0, report.age_seconds)
         if report.HasField("total_decode_tokens") and report.total_decode_tokens != self._decode_tokens:
             self._decode_tokens, self.stepped_at = report.total_decode_tokens, now - age
