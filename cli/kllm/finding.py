@@ -11,7 +11,6 @@ from kllm_operator.substrate.identity import ProcessIdentity, identify
 from kllm_operator.substrate.rundir import RunDirectory, runs_directory, service_names
 
 _PROC = Path("/proc")
-_LOCK = "lock"
 _START = "kllm up -f FILE"
 
 
@@ -38,7 +37,7 @@ class Lost:
     def text(self) -> str:
         """For people."""
         return (
-            f"service {self.service!r} is up (pid {self.holder.pid}), but {RunDirectory(self.service).path}/state.json "
+            f"service {self.service!r} is up (pid {self.holder.pid}), but {RunDirectory(self.service).state_file} "
             f"is gone or cannot be read, so no more is known; stop it with: kllm down {self.service}"
         )
 
@@ -51,7 +50,7 @@ class Found:
         up: those that run.
         lost: those that run, and whose state cannot be read.
         killed: those whose `kllm up` was killed, so that something may be left.
-        others: those that are up beside the wanted one.
+        others: those that are up and were not looked for.
     """
 
     up: tuple[str, ...]
@@ -79,23 +78,21 @@ def find(name: str | None = None) -> Found:
         raise RunDirectoryError(
             f"{runs_directory()} cannot be read: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours"
         ) from error
-    up, lost, killed = [], [], []
+    up: list[str] = []
+    others: list[str] = []
+    lost: list[Lost] = []
+    killed: list[str] = []
     for service in names:
         run = RunDirectory(service)
-        if run.is_owned:
+        if name not in {None, service}:
+            others += [service] if run.is_owned else []
+        elif run.is_owned:
             up.append(service)
         elif run.read_state() is not None:
             killed.append(service)
         elif (holder := lock_holder(run)) is not None:
             lost.append(Lost(service, holder))
-    if name is None:
-        return Found(tuple(up), tuple(lost), tuple(killed))
-    return Found(
-        tuple(service for service in up if service == name),
-        tuple(each for each in lost if each.service == name),
-        tuple(service for service in killed if service == name),
-        tuple(up),
-    )
+    return Found(tuple(up), tuple(lost), tuple(killed), tuple(others))
 
 
 def address_of_the_one() -> tuple[str | None, str]:
@@ -120,7 +117,7 @@ def lock_holder(run: RunDirectory) -> ProcessIdentity | None:
 
     It is looked up and not tried: whoever tries a lock has it for a moment, in which `kllm up` would be refused.
     """
-    lock = (run.path / _LOCK).resolve()
+    lock = run.lock_file.resolve()
     for process in _PROC.iterdir():
         if process.name.isdigit() and any(_is_locked(process, fd) for fd in _descriptors(process, lock)):
             return identify(int(process.name))

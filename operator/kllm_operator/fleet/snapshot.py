@@ -70,11 +70,8 @@ def snapshot(
     seen = tuple(_with_failure(each, told.get(each.id), now, believed) for each in observed)
     instances = {each.id: _instance(each, told.get(each.id), now, each.id in unflippable) for each in seen}
     members = tuple(_member(each, instances[each.id], believed) for each in seen)
-    return Snapshot(seen, Fleet(now, {name: each for name, each in instances.items() if _counts(name, seen)}), members)
-
-
-def _counts(name: str, seen: tuple[Observed, ...]) -> bool:
-    return not any(each.id == name and each.ending for each in seen)
+    staying = {each.id: instances[each.id] for each in seen if not each.ending}
+    return Snapshot(seen, Fleet(now, staying), members)
 
 
 def _with_failure(seen: Observed, told: Told | None, now: float, trust: Trust) -> Observed:

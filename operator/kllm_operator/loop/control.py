@@ -131,8 +131,7 @@ class Control:
                     self._urgent = False
                     await self.tick()
                     await self._until_due()
-                except Exception:  # noqa: BLE001
-                    # Requests are served without the loop: its fault must not end what serves.
+                except Exception:  # noqa: BLE001  requests are served without the loop: it must not end what serves
                     _log.exception("TickFailed")
                     await asyncio.sleep(self._settings.tick_seconds)
         finally:

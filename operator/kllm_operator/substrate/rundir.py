@@ -133,6 +133,8 @@ class RunDirectory:
         self.token_file = self.path / "token"
         self.fleet_file = self.path / "fleet.json"
         self.control_file = self.path / "control.json"
+        self.state_file = self.path / _STATE
+        self.lock_file = self.path / _LOCK
         self.zygote_socket = self.path / "zygote.sock"
         self._lock: int | None = None
         self._state: RunState | None = None
@@ -149,7 +151,7 @@ class RunDirectory:
     def read_state(self) -> RunState | None:
         """State of the run that is there or was killed; None when there is none or it cannot be read."""
         try:
-            return RunState.from_json((self.path / _STATE).read_text(encoding="utf-8"))
+            return RunState.from_json(self.state_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
@@ -176,7 +178,7 @@ class RunDirectory:
             self._check_socket_path(name)
         for directory in (self.path.parent, self.path, self.path / _LOGS):
             _make_private(directory)
-        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
         if not _try_lock(descriptor):
             os.close(descriptor)
             state = self.read_state()
@@ -233,7 +235,7 @@ class RunDirectory:
             self._lock = None
 
     def _write(self, state: RunState) -> None:
-        write_atomically(self.path / _STATE, state.to_json())
+        write_atomically(self.state_file, state.to_json())
         self._state = state
 
     def _check_socket_path(self, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from kllm_router.exceptions import ConnectionBrokenError, ResponseTooLargeError, UpstreamError
+from kllm_router.exceptions import ResponseTooLargeError, UpstreamError
 from kllm_router.interfaces import Usage
 
 if TYPE_CHECKING:
@@ -124,8 +124,6 @@ class Relay:
     def on_end(self) -> None:
         """See `Receiver`."""
         self.usage = self._complete_usage()
-        if self._stream and self.status == 200 and self._sink is not None and not self.complete and self.error is None:
-            self.error = ConnectionBrokenError("the stream ended before its end was told")
         _finish(self.first)
         if self._sink is not None or not self.streaming:
             _finish(self.done)
@@ -150,8 +148,6 @@ class Relay:
             sink(kept)
             self.complete = _DONE in kept
         if ended:
-            if not self.complete and self.error is None and not self.failure:
-                self.error = ConnectionBrokenError("the stream ended before its end was told")
             _finish(self.done)
 
     def detach(self) -> None:
