@@ -149,6 +149,7 @@ class AgentProxy(engine_pb2_grpc.EngineAgentServicer):
         await self.passing.wait()
         call = method(request, metadata=_token(context))
         try:
+            await call.initial_metadata()
             await context.send_initial_metadata(())
             async for message in call:
                 await self.passing.wait()

@@ -23,6 +23,8 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
         facts: what GetInstance says; None makes it FAILED_PRECONDITION.
         cache_requests: what WatchCache was asked for.
         age: seconds since the engine's last sign of life, as reports tell it.
+        asked, subscribed: how many subscriptions to requests were asked for, and stand.
+        subscribable: while it is not set, nobody's subscription to requests begins.
     """
 
     def __init__(self, instance_id: str, role: Role = Role.PREFILL, *, token: str = TOKEN, **facts: Any) -> None:
@@ -41,7 +43,10 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
         self.silent = False
         self.age = 0.0
         self.cache_requests: list[engine_pb2.WatchCacheRequest] = []
+        self.asked = 0
         self.subscribed = 0
+        self.subscribable = asyncio.Event()
+        self.subscribable.set()
         self._events: list[asyncio.Queue[Any]] = []
         self._cache: list[asyncio.Queue[Any]] = []
         self._loads: dict[str, Any] = {"running_requests": 0, "queued_uncached_tokens": 0, "kv_used_tokens": 0}
@@ -112,20 +117,23 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
 
     async def WatchRequests(self, request, context):  # noqa: N802
         await self._check(context)
+        self.asked += 1
+        await self.subscribable.wait()
         self.subscribed += 1
-        async for event in self._drain(self._events):
+        async for event in self._drain(self._events, context):
             yield event
 
     async def WatchCache(self, request, context):  # noqa: N802
         await self._check(context)
         self.cache_requests.append(request)
-        async for update in self._drain(self._cache):
+        async for update in self._drain(self._cache, context):
             yield update
 
-    async def _drain(self, queues: list[asyncio.Queue[Any]]):
+    async def _drain(self, queues: list[asyncio.Queue[Any]], context: grpc.aio.ServicerContext):
         queue: asyncio.Queue[Any] = asyncio.Queue()
         queues.append(queue)
         try:
+            await context.send_initial_metadata(())
             while (item := await queue.get()) is not _END:
                 yield item
         finally:

@@ -60,6 +60,22 @@ async def view(agents: list[ScriptedAgent], views: Callable[..., AgentFleetView]
     return made
 
 
+async def test_an_instance_gets_nothing_before_its_milestones_are_heard(
+    agents: list[ScriptedAgent], views: Callable[..., AgentFleetView]
+):
+    agents[0].subscribable.clear()
+    made = views()
+    follow(made, agents[:1])
+    await wait_until(lambda: "p0" in made.book.records and agents[0].asked)
+    assert made.book.records["p0"].endpoint is None
+
+    agents[0].subscribable.set()
+    await wait_until(lambda: made.book.records["p0"].endpoint is not None)
+    with made.watch("r1", made.book.records["p0"].endpoint) as watch:
+        agents[0].tell("r1", "PREFILL_DONE")
+        assert (await heard(watch)).kind is EventKind.PREFILL_DONE
+
+
 def shown(view: AgentFleetView, instance_id: str) -> dict:
     return next(instance for instance in view.status()["instances"] if instance["id"] == instance_id)
 

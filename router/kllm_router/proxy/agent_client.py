@@ -109,13 +109,16 @@ class AgentClient:
     async def _session(self) -> None:
         async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
-            await self._learn_facts(stub)
-            await _until_one_ends(self._follow_load(stub), self._follow_requests(stub), self._follow_cache(stub))
+            facts = await self._ask_facts(stub)
+            # Whoever is told of the facts may send requests at once, whose milestones must not be missed.
+            requests = await self._subscribe_requests(stub)
+            self._tell_facts(facts)
+            await _until_one_ends(self._follow_load(stub), self._follow_requests(requests), self._follow_cache(stub))
 
-    async def _learn_facts(self, stub: Any) -> None:
+    async def _ask_facts(self, stub: Any) -> engine_pb2.Instance:
         while True:
             try:
-                facts = await stub.GetInstance(
+                facts: engine_pb2.Instance = await stub.GetInstance(
                     engine_pb2.GetInstanceRequest(), metadata=self._metadata, timeout=_CALL_SECONDS
                 )
             except grpc.aio.AioRpcError as error:
@@ -126,9 +129,21 @@ class AgentClient:
                 await asyncio.sleep(_NOT_STARTED_SECONDS)
                 continue
             self._answered = True
-            self._incarnation = facts.incarnation
-            self._listener.on_facts(self._id, facts)
-            return
+            return facts
+
+    def _tell_facts(self, facts: engine_pb2.Instance) -> None:
+        self._incarnation = facts.incarnation
+        self._listener.on_facts(self._id, facts)
+
+    async def _subscribe_requests(self, stub: Any) -> Any:
+        """A stream that tells all milestones from now on, which its initial metadata says."""
+        call = stub.WatchRequests(engine_pb2.WatchRequestsRequest(), metadata=self._metadata)
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                await call.initial_metadata()
+        except TimeoutError:
+            raise _Gone(f"no word for {_CALL_SECONDS:g} seconds that its request stream has begun") from None
+        return call
 
     async def _follow_load(self, stub: Any) -> None:
         request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(self._interval * 1000), deltas=True)
@@ -142,11 +157,10 @@ class AgentClient:
             if report is grpc.aio.EOF:
                 raise _Gone("the agent ended its load stream")
             if report.incarnation != self._incarnation:
-                await self._learn_facts(stub)
+                self._tell_facts(await self._ask_facts(stub))
             self._listener.on_load(self._id, report)
 
-    async def _follow_requests(self, stub: Any) -> None:
-        call = stub.WatchRequests(engine_pb2.WatchRequestsRequest(), metadata=self._metadata)
+    async def _follow_requests(self, call: Any) -> None:
         while (event := await call.read()) is not grpc.aio.EOF:
             self._listener.on_request(self._id, event)
         raise _Gone("the agent ended its request stream")

@@ -95,7 +95,8 @@ class EngineAgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRequests(self, request, context):
-        """Milestones of single requests. Requests that are parked at subscription are told first.
+        """Milestones of single requests. Requests that are parked at subscription are told first. The initial metadata
+        is sent once the subscription stands: a subscriber that has it misses nothing from then on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
