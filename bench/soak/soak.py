@@ -1,6 +1,6 @@
 """A long run at most of the machine's capacity with random deaths; `make soak`.
 
-python bench/soak/soak.py [--minutes 15] [--share 0.8] [--seed 1] [--pause 30] [--json FILE]
+python bench/soak/soak.py [--minutes 15] [--share 0.8] [--seed 1] [--pause 30] [--json FILE] [--logs FOLDER]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import random
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -146,10 +147,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=30.0, help="mean seconds between deaths (default %(default)s)")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "soak.json")
+    parser.add_argument("--logs", type=Path, help="where the service's logs go when the run has problems")
     given = parser.parse_args()
     document = manifest(name="soak", uri="demo://tiny-random-llama", replicas=2, engine_args=_ENGINE_ARGS)
     with up(document) as service:
         result = asyncio.run(soak(service, given))
+        if result["problems"] and given.logs is not None:
+            shutil.copytree(service.run / "logs", given.logs, dirs_exist_ok=True)
+            shutil.copy(service.run.parent.parent / "up.err", given.logs)
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(result, indent=1) + "\n")
     say(json.dumps({name: result[name] for name in ("outcomes", "processes", "problems")}, indent=1))
