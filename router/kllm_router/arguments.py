@@ -86,6 +86,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
             timeouts=timeouts,
             recovery=RecoverySettings(
                 continue_streams=given.continue_streams,
+                patience_seconds=given.patience_seconds,
                 budget=BudgetSettings(share=given.retry_share, floor=given.retry_floor),
             ),
         ),
@@ -131,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="go on elsewhere with streams whose decode instance is lost",
+    )
+    add(
+        "--patience-seconds",
+        type=_seconds,
+        default=RecoverySettings.patience_seconds,
+        help="how long a request that has lost its instance waits when there is no other, from that one's last sign "
+        "of life; 0: not at all",
     )
     add("--retry-share", type=_share, default=budget.share, help="retries per request, over ten seconds")
     add("--retry-floor", type=_count, default=budget.floor, help="retries that ten seconds always allow")

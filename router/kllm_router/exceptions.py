@@ -35,11 +35,27 @@ class IdleClosedError(ConnectionBrokenError):
 
 
 class StalledError(UpstreamError):
-    """No byte for longer than allowed."""
+    """No byte for longer than allowed.
+
+    Attributes:
+        unheard_seconds: for how long.
+    """
+
+    def __init__(self, message: str, *, unheard_seconds: float) -> None:
+        super().__init__(message)
+        self.unheard_seconds = unheard_seconds
 
 
 class InstanceGoneError(UpstreamError):
-    """The instance's agent says that it is gone, or is gone itself."""
+    """The instance's agent says that it is gone, or is gone itself.
+
+    Attributes:
+        unheard_seconds: since its last sign of life.
+    """
+
+    def __init__(self, message: str, *, unheard_seconds: float) -> None:
+        super().__init__(message)
+        self.unheard_seconds = unheard_seconds
 
 
 class ProtocolError(UpstreamError):

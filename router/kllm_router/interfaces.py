@@ -123,6 +123,8 @@ class WatchedEvent:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     reason: str = ""
+    unheard_seconds: float = 0.0
+    """Of a lost instance: how long before the event it gave its last sign of life."""
     message: str = ""
 
 
@@ -161,6 +163,10 @@ class FleetView(Protocol):
         self, request: EngineRequest, prefill: Endpoint, *, excluded: frozenset[str] = frozenset()
     ) -> Endpoint:
         """Pick a decode instance for a request on `prefill`; errors as for `choose_prefill`."""
+        ...
+
+    async def changed(self) -> None:
+        """Wait until an instance may have begun to take requests."""
         ...
 
     def judge(self, endpoint: Endpoint, *, passed: bool) -> None:

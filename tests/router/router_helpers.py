@@ -53,8 +53,11 @@ class FakeFleet:
         self.forgetful: set[str] = set()
         self.wish = Binding.LATE
         self.ready = True
+        self.known = True
         self.prefill_error: ApiError | None = None
         self.decode_error: ApiError | None = None
+        self.changes = asyncio.Event()
+        self.waiting = 0
         self.watches: dict[tuple[str, str], FakeWatch] = {}
         self.inflight: dict[tuple[str, str], int] = {}
 
@@ -78,6 +81,14 @@ class FakeFleet:
             if endpoint.instance_id not in excluded:
                 return endpoint
         raise ApiError(503, "no instance can serve", type="server_error", code="no_instance", retry_after=1.0)
+
+    async def changed(self) -> None:
+        self.waiting += 1
+        try:
+            await self.changes.wait()
+        finally:
+            self.waiting -= 1
+        self.changes.clear()
 
     def judge(self, endpoint: Endpoint, *, passed: bool) -> None:
         self.judged.append((endpoint.instance_id, passed))
@@ -195,7 +206,7 @@ def settings(**changes: Any) -> Settings:
         "http": HttpLimits(),
         "timeouts": Timeouts(),
         "pool": PoolLimits(),
-        "recovery": RecoverySettings(),
+        "recovery": RecoverySettings(patience_seconds=0.0),
     }
     for name, value in changes.items():
         part = next(key for key, part in parts.items() if name in {f.name for f in dataclasses.fields(part)})

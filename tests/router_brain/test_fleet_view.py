@@ -391,3 +391,17 @@ async def test_a_wrong_token_is_told_in_the_status(views: Callable[..., AgentFle
     await wait_until(lambda: "UNAUTHENTICATED" in shown(view, "p0")["message"])
 
     assert not view.ready
+
+
+async def test_whoever_waits_for_an_instance_hears_when_one_begins_to_serve(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    decoders = [agent for agent in agents if agent.role is Role.DECODE]
+    for agent in decoders:
+        agent.facts.state = engine_pb2.INSTANCE_STATE_DRAINING
+    await wait_until(lambda: not view.ready)
+    waiting = asyncio.ensure_future(view.changed())
+
+    decoders[0].facts.state = engine_pb2.INSTANCE_STATE_SERVING
+    await asyncio.wait_for(waiting, 10)
+    assert view.ready

@@ -69,7 +69,7 @@ class Attempt:
             ApiError: none would.
         """
         fleet, request = self._fleet, self.request
-        endpoint = recovery.choose_prefill(request)
+        endpoint = await recovery.choose_prefill(request)
         recovery.attempts += 1
         self.binding = fleet.binding(endpoint)
         with fleet.watch(request.rid, endpoint) as watch:
@@ -77,13 +77,13 @@ class Attempt:
             fleet.started(request.rid, endpoint, len(request.input_ids))
             try:
                 if self.binding is Binding.EARLY:
-                    chosen = recovery.choose_decode(request, endpoint)
+                    chosen = await recovery.choose_decode(request, endpoint)
                     self._compute(side)
                     self._bind(side, chosen)
                 else:
                     self._compute(side)
                     await self._until_parked(side)
-                    self._bind(side, recovery.choose_decode(request, endpoint))
+                    self._bind(side, await recovery.choose_decode(request, endpoint))
                 await self._until_first(side, recovery)
             finally:
                 side.stop_watching()
@@ -142,7 +142,7 @@ class Attempt:
                     raise
                 recovery.failed(setback, self.pair)
                 self._leave_decode()
-                self._bind(side, recovery.choose_decode(self.request, side.endpoint))
+                self._bind(side, await recovery.choose_decode(self.request, side.endpoint))
             else:
                 return
 

@@ -95,7 +95,7 @@ class EngineConnection(asyncio.Protocol):
         if quiet <= call.silence_seconds:
             return
         if (self._heard and quiet > call.stall_seconds) or call.is_lost(quiet):
-            self._fail(StalledError(f"the engine sent nothing for {quiet:.1f} seconds"))
+            self._fail(StalledError(f"the engine sent nothing for {quiet:.1f} seconds", unheard_seconds=quiet))
 
     # --- from the transport
 

@@ -83,6 +83,7 @@ class FleetBook:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._losses: dict[str, asyncio.TimerHandle] = {}
         self._requests: dict[str, int] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
 
     # --- requests of this router
 
@@ -113,6 +114,15 @@ class FleetBook:
         record = self.records.get(endpoint.instance_id)
         if record is not None and record.finish(rid):
             self._left(rid)
+
+    async def changed(self) -> None:
+        """Wait until an instance may have begun to take requests."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiting.discard(waiter)
 
     # --- discovery
 
@@ -164,6 +174,7 @@ class FleetBook:
         timer = self._losses.pop(instance_id, None)
         if timer is not None:
             timer.cancel()
+        self._wake()
 
     def on_not_started(self, instance_id: str, message: str) -> None:
         """See `AgentListener`."""
@@ -176,12 +187,18 @@ class FleetBook:
         record = self._heard(instance_id)
         if record is None or report.incarnation != record.instance.incarnation:
             return
+        before = record.instance.takes_requests and not record.silent
         record.learn_load(report, self._clock())
-        record.silent = report.age_seconds > self._silent_seconds
+        age = report.age_seconds
+        record.silent = age > self._silent_seconds
         if record.instance.state is InstanceState.FAILED:
-            self._watches.lose(instance_id, "Failed", record.message or "its engine failed")
+            said = record.message or "its engine failed"
+            self._watches.lose(instance_id, "Failed", said, unheard_seconds=age)
         elif record.silent:
-            self._watches.lose(instance_id, "Silent", f"no sign of life for {report.age_seconds:.1f} seconds")
+            said = f"no sign of life for {age:.1f} seconds"
+            self._watches.lose(instance_id, "Silent", said, unheard_seconds=age)
+        elif record.instance.takes_requests and not before:
+            self._wake()
 
     def on_request(self, instance_id: str, event: engine_pb2.RequestEvent) -> None:
         """See `AgentListener`."""
@@ -235,7 +252,8 @@ class FleetBook:
             self._lose(instance_id, reason)
         elif instance_id not in self._losses:
             loop = asyncio.get_running_loop()
-            self._losses[instance_id] = loop.call_later(self._lost_seconds, self._lose, instance_id, reason)
+            wait = self._lost_seconds
+            self._losses[instance_id] = loop.call_later(wait, self._lose, instance_id, reason, wait)
 
     # --- inside
 
@@ -252,14 +270,19 @@ class FleetBook:
         else:
             self._requests.pop(rid, None)
 
-    def _lose(self, instance_id: str, reason: str) -> None:
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _lose(self, instance_id: str, reason: str, unheard_seconds: float = 0.0) -> None:
         timer = self._losses.pop(instance_id, None)
         if timer is not None:
             timer.cancel()
         record = self.records.get(instance_id)
         if record is not None:
             record.lost = True
-        self._watches.lose(instance_id, "AgentLost", reason)
+        self._watches.lose(instance_id, "AgentLost", reason, unheard_seconds=unheard_seconds)
 
     def _forget(self, instance_id: str) -> None:
         record = self.records.pop(instance_id)

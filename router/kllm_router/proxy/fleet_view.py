@@ -149,6 +149,10 @@ class AgentFleetView:
         )
         return self._decided(request, decision)
 
+    async def changed(self) -> None:
+        """Wait until an instance may have begun to take requests; see `FleetView`."""
+        await self.book.changed()
+
     def judge(self, endpoint: Endpoint, *, passed: bool) -> None:
         """Learn how an instance did; see `FleetView`."""
         record = self.book.records.get(endpoint.instance_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 class Recovery:
     """Chooses instances for one request, and leaves out those that failed it.
+
+    Whoever has lost an instance when there is no other waits a little: what dies is replaced.
 
     Attributes:
         attempts: pairs that were tried.
@@ -44,27 +48,30 @@ class Recovery:
         self._losses: Counter[Role] = Counter()
         self._prefer = ""
         self._open: Setback | None = None
+        self._until: float | None = None
         self._continuing: Cause | None = None
 
     # --- choices
 
-    def choose_prefill(self, request: EngineRequest) -> Endpoint:
+    async def choose_prefill(self, request: EngineRequest) -> Endpoint:
         """Where to compute the prompt; after a loss of D that is where it was computed before.
 
         Raises:
             ApiError: nowhere; 503 after a failure.
         """
         prefer = self._prefer
-        endpoint = self._choose(
+        endpoint = await self._choose(
             Role.PREFILL, lambda excluded: self._fleet.choose_prefill(request, excluded=excluded, prefer=prefer)
         )
         if self._open is not None:
-            self.choose_decode(request, endpoint)  # no prompt is computed again for want of a decode instance
+            await self.choose_decode(request, endpoint)  # no prompt is computed again for want of a decode instance
         return endpoint
 
-    def choose_decode(self, request: EngineRequest, prefill: Endpoint) -> Endpoint:
+    async def choose_decode(self, request: EngineRequest, prefill: Endpoint) -> Endpoint:
         """Where to generate; errors as for `choose_prefill`."""
-        return self._choose(
+        if self._until is None:
+            self._until = asyncio.get_running_loop().time() + self._settings.patience_seconds
+        return await self._choose(
             Role.DECODE, lambda excluded: self._fleet.choose_decode(request, prefill, excluded=excluded)
         )
 
@@ -82,6 +89,7 @@ class Recovery:
         """
         self._settle("failed_again")
         self._blame(setback, pair)
+        self._wait_from(setback)
         role = setback.endpoint.role
         limit = self._settings.prefill_retries if role is Role.PREFILL else self._settings.decode_retries
         self._open = setback
@@ -99,6 +107,7 @@ class Recovery:
         """
         self._settle("failed_again")
         self._blame(setback, pair)
+        self._wait_from(setback)
         self._open, self._continuing = setback, setback.cause
         if not resumable:
             raise self._ended("not_resumable", setback.error)
@@ -117,18 +126,31 @@ class Recovery:
 
     # --- inside
 
-    def _choose(self, role: Role, choose: Callable[[frozenset[str]], Endpoint]) -> Endpoint:
+    async def _choose(self, role: Role, choose: Callable[[frozenset[str]], Endpoint]) -> Endpoint:
+        """Choose now or, as long as there is reason to wait, as soon as an instance comes."""
+        try:
+            return self._choose_now(role, choose)
+        except ApiError as error:
+            refusal = error
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._until):
+                while self._until is not None and refusal.status == 503:
+                    await self._fleet.changed()
+                    try:
+                        return self._choose_now(role, choose)
+                    except ApiError as error:
+                        refusal = error
+        raise self._refused(refusal)
+
+    def _choose_now(self, role: Role, choose: Callable[[frozenset[str]], Endpoint]) -> Endpoint:
         failed = frozenset(self._failed[role])
         doubted = frozenset(self._doubted[role]) - failed
         try:
             return choose(failed | doubted)
         except ApiError as refusal:
             if not doubted or refusal.status != 503:
-                raise self._refused(refusal) from None
-        try:
-            return choose(failed)
-        except ApiError as refusal:
-            raise self._refused(refusal) from None
+                raise
+        return choose(failed)
 
     def _refused(self, refusal: ApiError) -> ApiError:
         if self._open is None:
@@ -142,6 +164,10 @@ class Recovery:
         message = f"{error.message}; {refusal.message}"
         told = ApiError(503, message, type=refusal.type, code=code, retry_after=refusal.retry_after)
         return self._ended("no_instance", told)
+
+    def _wait_from(self, setback: Setback) -> None:
+        now = asyncio.get_running_loop().time()
+        self._until = now - setback.unheard_seconds + self._settings.patience_seconds
 
     def _blame(self, setback: Setback, pair: Sequence[Endpoint]) -> None:
         failed = setback.endpoint

@@ -63,6 +63,7 @@ class Setback(Exception):  # noqa: N818  it is no error of the program and no en
         certain: the instance cannot serve this request; otherwise another try with it may help, if there is no other.
         between: its partner may be the one to blame.
         room_free: the decode instance was never asked, so that the parked KV can go to another one.
+        unheard_seconds: how long before this the instance gave its last sign of life.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Setback(Exception):  # noqa: N818  it is no error of the program and no en
         certain: bool = True,
         between: bool = False,
         room_free: bool = False,
+        unheard_seconds: float = 0.0,
     ) -> None:
         super().__init__(error.message)
         self.error = error
@@ -82,11 +84,17 @@ class Setback(Exception):  # noqa: N818  it is no error of the program and no en
         self.certain = certain and not between
         self.between = between
         self.room_free = room_free
+        self.unheard_seconds = unheard_seconds
 
 
 def cause_of(error: UpstreamError) -> Cause:
     """The cause that an error of a connection stands for."""
     return _CAUSES.get(type(error), Cause.PROTOCOL)
+
+
+def unheard_of(error: UpstreamError) -> float:
+    """Seconds from the last sign of life to this error."""
+    return error.unheard_seconds if isinstance(error, StalledError | InstanceGoneError) else 0.0
 
 
 def is_between(message: str) -> bool:

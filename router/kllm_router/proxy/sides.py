@@ -13,7 +13,7 @@ from kllm_router.exceptions import ConnectError, IdleClosedError, InstanceGoneEr
 from kllm_router.interfaces import EventKind, WatchedEvent
 from kllm_router.proxy import errors
 from kllm_router.proxy.relay import Relay
-from kllm_router.proxy.setback import Cause, Setback, cause_of, is_between
+from kllm_router.proxy.setback import Cause, Setback, cause_of, is_between, unheard_of
 from kllm_router.proxy.upstream import Collector, Response
 from kllm_router.scheduling.silence import Awaited
 
@@ -131,7 +131,7 @@ class PrefillSide:
         self.lost = True
         error = errors.unavailable(f"{instance}: {outcome}", code="prefill_lost")
         certain = not isinstance(outcome, IdleClosedError)
-        raise Setback(error, self.endpoint, cause_of(outcome), certain=certain)
+        raise Setback(error, self.endpoint, cause_of(outcome), certain=certain, unheard_seconds=unheard_of(outcome))
 
     async def check_event(self, event: WatchedEvent, *, bound: bool) -> None:
         """Judge an event.
@@ -145,7 +145,7 @@ class PrefillSide:
         if event.kind is EventKind.INSTANCE_LOST:
             self.lost = True
             error = errors.unavailable(f"{instance} is gone: {event.message or event.reason}", code="prefill_lost")
-            raise Setback(error, self.endpoint, Cause.GONE)
+            raise Setback(error, self.endpoint, Cause.GONE, unheard_seconds=event.unheard_seconds)
         released_early = event.kind is EventKind.RELEASED and not (bound and event.reason in {TRANSFERRED, ""})
         if event.kind is EventKind.FAILED or released_early:
             # P's own answer says more, and follows at once.
@@ -252,6 +252,7 @@ class DecodeSide:
             cause_of(error),
             certain=not isinstance(error, IdleClosedError),
             room_free=isinstance(error, ConnectError),
+            unheard_seconds=unheard_of(error),
         )
 
     async def _watch(self, fleet: FleetView, rid: str) -> None:
@@ -261,7 +262,8 @@ class DecodeSide:
         if not self.relay.done.done():
             if self.relay.call is not None:
                 self.relay.call.close()
-            self.relay.on_lost(InstanceGoneError(f"the instance is gone: {event.message or event.reason}"))
+            told = f"the instance is gone: {event.message or event.reason}"
+            self.relay.on_lost(InstanceGoneError(told, unheard_seconds=event.unheard_seconds))
 
 
 def _judged(error: ApiError, endpoint: Endpoint) -> Setback | ApiError:

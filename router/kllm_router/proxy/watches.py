@@ -72,13 +72,27 @@ class Watches:
         watch.put(event)
         return True
 
-    def lose(self, instance_id: str, reason: str, message: str, *, keep_incarnation: int | None = None) -> None:
+    def lose(
+        self,
+        instance_id: str,
+        reason: str,
+        message: str,
+        *,
+        unheard_seconds: float = 0.0,
+        keep_incarnation: int | None = None,
+    ) -> None:
         """Tell all watches of an instance that it is gone, except those of `keep_incarnation`."""
-        event = _lost(instance_id, reason, message)
+        event = _lost(instance_id, reason, message, unheard_seconds)
         for watch in list(self._by_instance.get(instance_id, ())):
             if watch.incarnation != keep_incarnation:
                 watch.put(event)
 
 
-def _lost(instance_id: str, reason: str, message: str) -> WatchedEvent:
-    return WatchedEvent(EventKind.INSTANCE_LOST, instance_id=instance_id, reason=reason, message=message)
+def _lost(instance_id: str, reason: str, message: str, unheard_seconds: float = 0.0) -> WatchedEvent:
+    return WatchedEvent(
+        EventKind.INSTANCE_LOST,
+        instance_id=instance_id,
+        reason=reason,
+        message=message,
+        unheard_seconds=unheard_seconds,
+    )
