@@ -61,7 +61,7 @@ async def control(
         tell=tell, publish=publish, settings=settings, clock=time.monotonic,
     )  # fmt: skip
     if endpoint.grpc is not None:
-        watch.follow_router(reachable(endpoint.grpc))
+        watch.follow_routers([reachable(endpoint.grpc)])
     running = asyncio.ensure_future(loop.run())
     failing = asyncio.ensure_future(endpoint.substrate.failure(*_ESSENTIAL))
     try:

@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from kllm_core.objectives import Role
 
 
+class Request(enum.StrEnum):
+    """What a person may ask of one instance."""
+
+    DRAIN = "Drain"
+    FLIP = "Flip"
+
+
 class StartFrom(enum.StrEnum):
     """From where a new instance comes, fastest first; each has its own measured time."""
 
@@ -26,6 +33,13 @@ class Start:
 
     role: Role
     source: StartFrom = StartFrom.NEW
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """One more slot, declared by the pool of `role`: all of an instance but the server."""
+
+    role: Role
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class Flip:
     to: Role
 
 
-Step = Start | Cancel | Drain | Stop | Flip
+Step = Start | Prepare | Cancel | Drain | Stop | Flip
 
 
 @dataclass(frozen=True)

@@ -45,15 +45,18 @@ class Agent(engine_pb2_grpc.EngineAgentServicer):
 
 
 class Router(router_pb2_grpc.ServiceLevelsServicer):
-    """Ten arrivals in each report."""
+    """Ten arrivals in each report, until it is silent."""
+
+    def __init__(self, name="r"):
+        self.name, self.silent = name, False
 
     async def WatchServiceLevels(self, request, context):  # noqa: N802
         queue = router_pb2.StageLatency(
             stage=router_pb2.STAGE_QUEUE, counts=[10] + [0] * (BUCKETS - 1), sum_seconds=0.01
         )
-        while True:
+        while not self.silent:
             yield router_pb2.ServiceLevelReport(
-                router_id="r", interval_seconds=1.0, arrivals=10, prompt_tokens=1000, stages=[queue]
+                router_id=self.name, interval_seconds=1.0, arrivals=10, prompt_tokens=1000, stages=[queue]
             )
             await asyncio.sleep(request.interval_milliseconds / 1000)
 
@@ -159,7 +162,7 @@ async def test_routers_reports_become_demand():
     watch = FleetWatch(TOKEN)
     watch.subscribe(lambda: heard.append(1))
     server, address = await listening(Router())
-    watch.follow_router(address)
+    watch.follow_routers([address])
     await until(lambda: heard)
     now = asyncio.get_running_loop().time()
 
@@ -168,3 +171,32 @@ async def test_routers_reports_become_demand():
     assert watch.stages(now, percentile=90, changed_age_seconds=dict.fromkeys(Role).__getitem__).queue.samples >= 10
     await watch.close()
     await server.stop(None)
+
+
+async def test_exactly_the_routers_that_there_are_are_followed_and_one_that_is_silent_may_hide_traffic():
+    now, heard, routers = [0.0], [], [Router("a"), Router("b")]
+    watch = FleetWatch(TOKEN, clock=lambda: now[0])
+    watch.subscribe(lambda: heard.append(1))
+    servers, addresses = zip(*[await listening(each) for each in routers], strict=True)
+    watch.follow_routers(addresses)
+    assert watch.forecast(0.0).complete
+    assert not watch.forecast(6.0).complete
+    now[0] = 6.0
+    await until(lambda: watch.forecast(6.0).complete)
+    assert watch.forecast(6.0).requests_per_second >= 2 * 10 / 10
+
+    routers[1].silent = True
+    await servers[1].stop(None)
+    now[0] = 12.0
+    before = len(heard)
+    await until(lambda: len(heard) > before)
+    forecast = watch.forecast(12.0)
+    assert forecast.requests_per_second > 0
+    assert not forecast.complete
+
+    watch.follow_routers(addresses[:1])
+    assert watch.forecast(12.0).complete
+    watch.follow_routers(())
+    assert watch.forecast(20.0).requests_per_second is None
+    await watch.close()
+    await servers[0].stop(None)

@@ -8,6 +8,7 @@ import pytest
 
 from kllm_core.fleet import EngineLoad, InstanceState
 from kllm_core.objectives import Role
+from kllm_core.steps import Request
 from kllm_operator.fleet.snapshot import snapshot
 from kllm_operator.fleet.told import Told
 from kllm_operator.substrate.base import Observed
@@ -80,3 +81,21 @@ def test_one_that_is_being_ended_holds_its_place_and_serves_nobody():
 
 def test_a_switch_that_failed_once_is_not_tried_again():
     assert not member(unflippable=frozenset({"p0"})).flippable
+
+
+def test_a_slot_on_its_way_is_no_capacity_on_its_way():
+    seen = joined(replace(SEEN, state=STARTING, slot=True))
+
+    assert seen.fleet.instances["p0"].state is InstanceState.SLOT
+    assert seen.members[0].is_idle
+
+
+def test_one_of_an_old_revision_is_not_flipped():
+    assert not joined(replace(SEEN, outdated=True)).fleet.instances["p0"].flippable
+    assert member(replace(SEEN, outdated=True)).unwanted
+
+
+def test_what_a_person_asks_and_whether_it_has_proven_itself_are_told():
+    seen = member(replace(SEEN, requested=Request.DRAIN), unproven=frozenset({"p0"}))
+
+    assert (seen.requested, seen.unwanted, seen.proven) == (Request.DRAIN, True, False)

@@ -40,7 +40,7 @@ def test_load_on_prefill_adds_prefill_only_and_all_leave_again():
     async def wave(world):
         world.rate = 20.0
         await asyncio.sleep(60)
-        world.high = world.counts()
+        world.high = world.serving()
         world.rate = 0.0
         await asyncio.sleep(200)
 
@@ -48,7 +48,7 @@ def test_load_on_prefill_adds_prefill_only_and_all_leave_again():
 
     assert world.high[0] >= 3
     assert world.high[1] == 1
-    assert world.counts() == (1, 1)
+    assert world.serving() == (1, 1)
     assert {each["role"] for each in world.of("action", step="Start")} == {"prefill"}
     assert [event["instance"] for event in world.of("outcome", step="Stop")] == [
         event["instance"] for event in world.of("action", step="Drain")
@@ -62,8 +62,8 @@ def test_load_on_decode_adds_decode_only():
 
     world = within(wave, settings=QUICK)
 
-    assert world.counts()[0] == 1
-    assert world.counts()[1] >= 3
+    assert world.serving()[0] == 1
+    assert world.serving()[1] >= 3
 
 
 def test_each_decision_is_told_once_with_its_reason_and_loads():
@@ -126,7 +126,7 @@ def test_what_is_on_its_way_is_given_up_when_it_is_not_needed_any_more():
     assert kinds[0] == "Start"
     assert kinds.count("Cancel") == kinds.count("Start")
     assert "Drain" not in kinds
-    assert world.counts() == (1, 1)
+    assert world.serving() == (1, 1)
 
 
 def test_with_no_room_to_scale_the_dead_are_replaced_and_nothing_else_happens():
@@ -141,7 +141,7 @@ def test_with_no_room_to_scale_the_dead_are_replaced_and_nothing_else_happens():
 
     assert steps(world) == [("Stop", "chat-prefill-0"), ("Start", "chat-prefill-1")]
     assert world.of("failure")[0]["then"] == "is replaced at once"
-    assert world.counts() == (1, 1)
+    assert world.serving() == (1, 1)
     assert world.of("action", step="Start")[0]["at"] - world.of("failure")[0]["at"] < 0.1
     assert world.of("plan")[-1]["reason"] == "MaxReplicasReached"
 
@@ -160,7 +160,7 @@ def test_a_tick_that_fails_ends_nothing_and_a_later_one_makes_up_for_it():
 
     world = within(fault, bounds=limits(most=1))
 
-    assert world.counts() == (1, 1)
+    assert world.serving() == (1, 1)
 
 
 def test_an_instance_that_dies_again_and_again_is_replaced_ever_later():
@@ -186,7 +186,7 @@ def test_a_start_that_is_held_back_keeps_nothing_else_from_happening():
         world.rate = 20.0
         await asyncio.sleep(60)
 
-    assert within(loop, start_seconds=1.0).counts()[0] >= 3
+    assert within(loop, start_seconds=1.0).serving()[0] >= 3
 
 
 def test_an_instance_that_settles_is_forgiven():
@@ -217,12 +217,12 @@ def test_silent_routers_take_nothing_away():
     async def silence(world):
         world.rate = 20.0
         await asyncio.sleep(60)
-        world.before, world.rate = world.counts(), None
+        world.before, world.rate = world.serving(), None
         await asyncio.sleep(500)
 
     world = within(silence, settings=QUICK)
 
-    assert world.counts() == world.before
+    assert world.serving() == world.before
     assert world.before[0] > 1
 
 
@@ -248,7 +248,7 @@ async def from_answers_to_prompts(world):
     """A full budget with three on decode, then work for prefill."""
     world.rate, world.output = 3.0, 2000.0
     await asyncio.sleep(90)
-    assert world.counts() == (1, 3)
+    assert world.serving() == (1, 3)
     world.rate, world.output = 10.0, 5.0
     world.moved = world.loop.time()
     await asyncio.sleep(90)
@@ -257,7 +257,7 @@ async def from_answers_to_prompts(world):
 def test_work_that_moves_flips_an_instance_and_both_times_are_told():
     world = within(from_answers_to_prompts, settings=QUICK, bounds=limits(budget=4, most=3))
 
-    assert world.counts()[0] == 2
+    assert world.serving()[0] == 2
     flips = world.of("action", step="Flip")
     assert len(flips) == 1
     assert [each["step"] for each in world.of("action") if each["at"] > world.moved][:2] == ["Drain", "Flip"]
@@ -283,7 +283,7 @@ def test_a_flip_that_fails_falls_back_to_stop_and_start(how):
     assert "switch roles" in failed["error"]
     after = [(each["step"], each["instance"]) for each in world.of("action") if each["at"] >= failed["at"]]
     assert after[:2] == [("Stop", failed["instance"]), ("Start", "chat-prefill-1")]
-    assert world.counts()[0] == 2
+    assert world.serving()[0] == 2
     assert world.of("capacity", role="prefill")[-1]["how"] == "Start"
 
 
@@ -295,14 +295,14 @@ def test_an_instance_that_cannot_flip_is_not_asked_to():
     world = within(moved, settings=QUICK, bounds=limits(budget=4, most=3))
 
     assert world.of("action", step="Flip") == []
-    assert world.counts()[0] == 2
+    assert world.serving()[0] == 2
 
 
 def test_a_drain_that_does_not_end_is_cut_at_its_deadline():
     async def wave(world):
         world.rate = 10.0
         await asyncio.sleep(60)
-        assert world.counts()[0] == 2
+        assert world.serving()[0] == 2
         world.substrate.busy.update(dict.fromkeys(("chat-prefill-0", "chat-prefill-1"), 1))
         world.rate = 0.0
         await asyncio.sleep(120)
@@ -313,7 +313,7 @@ def test_a_drain_that_does_not_end_is_cut_at_its_deadline():
     gone = world.of("action", step="Stop")[0]
     assert gone["at"] - world.of("action", step="Drain")[0]["at"] == pytest.approx(30.0, abs=0.5)
     assert gone["message"].endswith("has not become empty in time")
-    assert world.counts() == (1, 1)
+    assert world.serving() == (1, 1)
 
 
 def test_an_instance_that_never_gets_ready_is_replaced():
@@ -325,7 +325,7 @@ def test_an_instance_that_never_gets_ready_is_replaced():
     world = within(stuck, bounds=limits(most=1), ready_seconds=60.0)
 
     assert "is not ready after 60" in world.of("failure")[1]["message"]
-    assert world.counts() == (1, 1)
+    assert world.serving() == (1, 1)
 
 
 def test_a_start_that_is_impossible_is_told_and_tried_once_a_tick():
@@ -383,16 +383,16 @@ def test_a_loop_that_is_ended_anywhere_is_taken_up_by_the_next_and_no_promise_br
             await world.substrate.start(next(each for each in world.substrate.made if each == role))
         world.rate = rate
         for pause in pauses:
-            loop = asyncio.create_task(world.control().run())
+            loop = asyncio.create_task(world.made().run())
             await asyncio.sleep(pause)
             loop.cancel()
             await asyncio.gather(loop, return_exceptions=True)
             if dies and (serving := [n for n, e in world.substrate._all.items() if e.state is InstanceState.SERVING]):
                 world.substrate.die(serving[0])
         world.rate = 0.0
-        loop = asyncio.create_task(world.control().run())
+        loop = asyncio.create_task(world.made().run())
         await asyncio.sleep(400)
-        counts = world.counts()
+        counts = world.serving()
         for task in (loop, engines):
             task.cancel()
         await asyncio.gather(loop, engines, return_exceptions=True)

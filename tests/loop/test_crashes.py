@@ -20,11 +20,11 @@ def test_pauses_double_up_to_the_longest():
 def test_only_the_role_that_fails_is_held_back_and_only_for_its_pause():
     crashes = Crashes()
     crashes.failed(D, now=0.0, served_seconds=0.0)
-    assert crashes.held_back(0.0) == frozenset()
+    assert crashes.held_back(0.0) == {}
     crashes.failed(D, now=1.0, served_seconds=0.0)
-    assert crashes.held_back(1.5) == {D}
+    assert crashes.held_back(1.5).keys() == {D}
     assert crashes.next_seconds(1.5) == 0.5
-    assert crashes.held_back(2.0) == frozenset()
+    assert crashes.held_back(2.0) == {}
     assert crashes.next_seconds(2.0) is None
 
 
@@ -40,9 +40,9 @@ def test_a_failure_after_a_long_service_does_not_wait_for_the_pause_of_another_o
     crashes = Crashes()
     for _ in range(8):
         crashes.failed(D, now=0.0, served_seconds=0.0)
-    assert crashes.held_back(1.0) == {D}
+    assert crashes.held_back(1.0).keys() == {D}
     assert crashes.failed(D, now=1.0, served_seconds=90.0).words == "is replaced at once"
-    assert crashes.held_back(1.0) == frozenset()
+    assert crashes.held_back(1.0) == {}
 
 
 @given(st.lists(st.floats(0.0, 50.0), min_size=1, max_size=80))
@@ -52,4 +52,25 @@ def test_however_often_it_fails_starts_are_rare_and_never_out_of_reach(gaps):
         now += gap
         pause = crashes.failed(P, now=now, served_seconds=gap)
         assert 0 <= pause.seconds <= 60.001
-        assert crashes.held_back(now + 60.001) == frozenset()
+        assert crashes.held_back(now + 60.001) == {}
+
+
+def test_failures_count_for_the_revision_that_starts_make():
+    crashes = Crashes()
+    crashes.expect(P, "a")
+    for _ in range(3):
+        crashes.failed(P, now=0.0, served_seconds=0.0, message="has no such image")
+    crashes.expect(P, "a")
+    assert crashes.failing == {P: "has no such image"}
+    assert crashes.held_back(0.5)[P].message == "has no such image"
+    crashes.expect(P, "b")
+    assert crashes.failing == {}
+    assert crashes.held_back(0.5) == {}
+
+
+def test_who_has_seen_to_it_makes_failures_forgotten():
+    crashes = Crashes()
+    for _ in range(3):
+        crashes.failed(P, now=0.0, served_seconds=0.0)
+    crashes.forget()
+    assert (crashes.failing, crashes.next_seconds(0.0)) == ({}, None)

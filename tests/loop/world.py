@@ -31,9 +31,11 @@ class World:
         mortal: whether an instance dies a second after it began to serve, by id.
         events: what the loop told, with the time.
         broken: promises that did not hold at some moment.
+        counts: where desired counts are kept; None: in the loop's memory.
+        control: the loop that runs.
     """
 
-    def __init__(self, *, bounds=None, settings=None, advise_only=False, start_seconds=8.0, **substrate):
+    def __init__(self, *, bounds=None, settings=None, advise_only=False, start_seconds=8.0, counts=None, **substrate):
         self.loop = asyncio.get_running_loop()
         self.bounds = bounds or limits()
         self.substrate = MemorySubstrate(start=start_seconds, drain=2.0, switch=1.0, **substrate)
@@ -45,6 +47,7 @@ class World:
         self.told = {}
         self.followed = {}
         self._listeners = []
+        self.counts, self.control = counts, None
         self.settings = settings or LoopSettings()
         self.scaled = Scaled(OBJECTIVES, self.bounds, advise_only, TIMING, start_seconds)
         self.substrate.subscribe(self._check)
@@ -66,11 +69,13 @@ class World:
 
     # --- what tests do
 
-    def control(self):
-        return Control(
-            self.scaled, self.substrate, self, settings=self.settings, publish=self.reports.append,
+    def made(self):
+        """A new loop, as after a restart."""
+        self.control = Control(
+            self.scaled, self.substrate, self, settings=self.settings, publish=self.reports.append, counts=self.counts,
             tell=lambda event: self.events.append((self.loop.time(), event)),
         )  # fmt: skip
+        return self.control
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -80,7 +85,7 @@ class World:
                 await self.substrate.start(role)
         await asyncio.sleep(self.substrate.seconds["start"] + 0.1)
         engines = asyncio.create_task(self._engines())
-        loop = asyncio.create_task(self.control().run())
+        loop = asyncio.create_task(self.made().run())
         try:
             await asyncio.sleep(2)
             yield self
@@ -94,7 +99,7 @@ class World:
                     raise result
         assert self.broken == []
 
-    def counts(self):
+    def serving(self):
         seen = [each for each in self.substrate._all.values() if each.state is InstanceState.SERVING]
         return sum(each.role is P for each in seen), sum(each.role is D for each in seen)
 
@@ -139,6 +144,8 @@ class World:
             self.broken.append(f"{held} accelerators at {self.loop.time()}")
         for role in (P, D):
             states = {InstanceState.SERVING, InstanceState.STARTING}
-            coming = [each for each in there if each.role is role and not each.ending and each.state in states]
-            if len(coming) > self.bounds.of(role).max_replicas:
+            instances = [each for each in there if each.role is role and not each.slot]
+            coming = [each for each in instances if not each.ending and each.state in states]
+            replaced = any(each.revision != self.substrate.revisions[role] for each in coming)
+            if len(coming) > self.bounds.of(role).max_replicas + (self.bounds.surge if replaced else 0):
                 self.broken.append(f"{len(coming)} {role} at {self.loop.time()}")

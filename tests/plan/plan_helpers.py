@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kllm_core.fleet import EngineLoad, Fleet, Instance, InstanceState
 from kllm_core.objectives import Objectives, Role
-from kllm_core.steps import Cancel, Drain, Flip, Start, StartFrom, Stop
+from kllm_core.steps import Cancel, Drain, Flip, Prepare, Start, StartFrom, Stop
 from kllm_core.timing import DecodeTiming, EngineTiming, PrefillTiming
 from kllm_operator.plan.demand import Demand, Forecast, Measurement, Stages
 from kllm_operator.plan.load import LoadModel
@@ -17,8 +17,9 @@ IDLE = EngineLoad(age_seconds=1.0, running_requests=0, queued_requests=0, queued
 NO_TRAFFIC = Forecast(requests_per_second=0.0)
 
 
-def limits(budget=None, most=16, least=1, gpus=(1, 1)):
-    return Limits(PoolLimits(least, most, gpus[0]), PoolLimits(least, most, gpus[1]), budget)
+def limits(budget=None, most=16, least=1, gpus=(1, 1), slots=(0, 0), **kwargs):
+    pools = (PoolLimits(least, most, gpu, slot) for gpu, slot in zip(gpus, slots, strict=True))
+    return Limits(*pools, budget, **kwargs)
 
 
 def fleet(prefill=1, decode=1, p_load=IDLE, d_load=IDLE, starting=(0, 0), draining=(0, 0), flippable=False):
@@ -50,27 +51,40 @@ def measured(seconds, oldest=20.0, newest=1.0, samples=50):
 
 
 class SmallSubstrate:
-    """Carries out steps on a list of members: what starts is Starting and serves when `settle` is called."""
+    """Carries out steps on a list of members: what starts is Starting and serves when `settle` is called.
 
-    def __init__(self, members):
+    Attributes:
+        bad: whether instances that it starts fail instead.
+    """
+
+    def __init__(self, members, bad=False):
         self.members = {member.id: member for member in members}
         self.made = 0
+        self.bad = bad
 
     def apply(self, step):
         if isinstance(step, Start):
             self._start(step)
+        elif isinstance(step, Prepare):
+            self._add(step.role, slot=True)
         elif isinstance(step, Cancel | Stop):
             del self.members[step.instance_id]
         elif isinstance(step, Drain):
             self._put(step.instance_id, state=InstanceState.DRAINING)
         elif isinstance(step, Flip):
-            self._put(step.instance_id, state=InstanceState.STARTING, role=step.to, in_flight=0)
+            self._put(step.instance_id, state=InstanceState.STARTING, role=step.to, in_flight=0, requested=None)
 
     def settle(self):
         """What takes time has happened: starts serve, drains are empty, and what was being ended is gone."""
         for member in list(self.members.values()):
             if member.ending:
                 del self.members[member.id]
+            elif member.state is InstanceState.SERVING:
+                self._put(member.id, proven=True)
+            elif member.state is InstanceState.STARTING and member.slot:
+                self._put(member.id, state=InstanceState.SLOT)
+            elif member.state is InstanceState.STARTING and self.bad and member.id.startswith("new-"):
+                self._put(member.id, state=InstanceState.FAILED)
             elif member.state is InstanceState.STARTING:
                 self._put(member.id, state=InstanceState.SERVING)
             elif member.state is InstanceState.DRAINING:
@@ -86,8 +100,13 @@ class SmallSubstrate:
     def _start(self, step):
         taken = {StartFrom.GATE: InstanceState.GATED, StartFrom.SLOT: InstanceState.SLOT}.get(step.source)
         if taken is not None:
-            able = [m for m in self.members.values() if m.state is taken]
+            able = [m for m in self.members.values() if m.state is taken and not m.unwanted and not m.ending]
             del self.members[min(able, key=lambda m: (m.role is not step.role, m.id)).id]
+        self._add(step.role)
+
+    def _add(self, role, slot=False):
         self.made += 1
         name = f"new-{self.made}"
-        self.members[name] = Member(name, step.role, InstanceState.STARTING, flippable=True, in_flight=0)
+        self.members[name] = Member(
+            name, role, InstanceState.STARTING, flippable=True, in_flight=0, slot=slot, proven=False
+        )

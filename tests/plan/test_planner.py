@@ -347,3 +347,13 @@ def test_a_way_that_takes_too_long_with_any_count_keeps_no_instance():
     assert asked[-1] < 3
     waits = Stages(transfer=measured(0.1), admission=measured(3.0))
     assert model(fleet(decode=3), NO_TRAFFIC, waits).at(D, 2).strain_of_count > 1
+
+
+def test_a_router_that_is_silent_takes_nothing_away():
+    hidden = replace(NO_TRAFFIC, complete=False)
+    state = PlannerState()
+    for tick in range(80):
+        decision = decide(model(fleet(prefill=3), hidden), state=state, now=5.0 * tick)
+        state = decision.state
+
+    assert counts(decision) == (3, 1)

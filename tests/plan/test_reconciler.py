@@ -5,29 +5,28 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan.plan_helpers import D, P, SmallSubstrate, limits
+from plan.plan_helpers import D, P, SmallSubstrate
+from plan.situations import (
+    DRAINING,
+    FAILED,
+    GATED,
+    SERVING,
+    SLOT,
+    STARTING,
+    assert_converged,
+    goal,
+    pair,
+    promises,
+    run,
+    situations,
+    step,
+)  # fmt: skip
 
-from kllm_core.fleet import InstanceState
 from kllm_core.steps import Cancel, DesiredCounts, Drain, Flip, Start, StartFrom, StepDecision, Stop
 from kllm_operator.plan.drain_order import drain_order
-from kllm_operator.plan.invariants import UnsafeStepError, breach, check
+from kllm_operator.plan.invariants import UnsafeStepError, check
 from kllm_operator.plan.members import Goal, Limits, Member, PoolLimits
 from kllm_operator.plan.reconciler import next_step
-
-SERVING, STARTING, DRAINING = InstanceState.SERVING, InstanceState.STARTING, InstanceState.DRAINING
-SLOT, GATED, FAILED = InstanceState.SLOT, InstanceState.GATED, InstanceState.FAILED
-
-
-def goal(prefill=1, decode=1, flip_to=None, **kwargs):
-    return Goal(DesiredCounts(prefill, decode, "Test", "a test"), limits(**kwargs), flip_to)
-
-
-def pair(*more):
-    return [Member("p0", P, SERVING, age_seconds=100), Member("d0", D, SERVING, age_seconds=100), *more]
-
-
-def step(wanted, members):
-    return next_step(wanted, members).step
 
 
 def test_what_is_as_desired_needs_no_step():
@@ -191,77 +190,6 @@ def test_an_unsafe_step_is_refused(bad):
 def test_limits_that_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="gpuBudget 3 is below the 4"):
         Limits(PoolLimits(2, 4), PoolLimits(2, 4), 3)
-
-
-@st.composite
-def situations(draw):
-    gpus = draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 4), (0, 0)]))
-    least = [draw(st.integers(0, 2)) for _ in range(2)]
-    pools = [PoolLimits(low, low + draw(st.integers(0, 4)), gpu) for low, gpu in zip(least, gpus, strict=True)]
-    needed = sum(pool.min_replicas * pool.gpus for pool in pools)
-    bounds = Limits(*pools, draw(st.none() | st.integers(needed, needed + 8)))
-    desired = [draw(st.integers(pool.min_replicas, pool.max_replicas)) for pool in pools]
-    while not bounds.fits(bounds.gpus(*desired)):
-        able = [i for i in range(2) if desired[i] > pools[i].min_replicas and pools[i].gpus]
-        desired[able[0]] -= 1
-    member = st.builds(
-        Member, st.just(""), st.sampled_from([P, D]), st.sampled_from(list(InstanceState)), st.booleans(),
-        st.none() | st.integers(0, 3), st.floats(0, 100), st.booleans(), st.booleans(),
-    )  # fmt: skip
-    seen = draw(st.lists(member, max_size=9))
-    named = [replace(m, id=f"m{n}") for n, m in enumerate(seen)]
-    return Goal(DesiredCounts(*desired, "Any", "any"), bounds, draw(st.none() | st.sampled_from([P, D]))), named
-
-
-def held(bounds, members):
-    return sum(bounds.of(member.role).gpus for member in members)
-
-
-def run(wanted, members, promise=lambda *_: None, most=80):
-    """Apply steps until nothing is left to do; what takes time happens whenever there is no step."""
-    small, prefixes, idle = SmallSubstrate(members), [list(members)], False
-    for _ in range(most):
-        before = list(small.members.values())
-        decision = next_step(wanted, before)
-        if decision.step is None:
-            if idle or decision.reason == "Converged":
-                return small, prefixes
-            idle = True
-            small.settle()
-            continue
-        idle = False
-        small.apply(decision.step)
-        after = list(small.members.values())
-        promise(wanted, decision.step, before, after)
-        prefixes.append(after)
-    raise AssertionError(f"no rest within {most} steps")
-
-
-def promises(wanted, step_, before, after):
-    """Independent of the room's own check: what an interruption right here must leave intact."""
-    bounds = wanted.limits
-    assert held(bounds, after) <= held(bounds, before) or bounds.fits(held(bounds, after))
-    assert breach(step_, wanted, before) is None
-    assert isinstance(step_, Start) or not next(m for m in before if m.id == step_.instance_id).ending
-    if isinstance(step_, Drain):
-        role = next(m.role for m in before if m.id == step_.instance_id)
-        left = sum(m.role is role and m.state is SERVING and not m.ending for m in after)
-        assert left >= bounds.of(role).min_replicas
-        assert left >= 1 or wanted.wanted(role) == 0
-    if isinstance(step_, Start | Flip):
-        role = step_.role if isinstance(step_, Start) else step_.to
-        coming = [m for m in after if m.role is role and m.state in (SERVING, STARTING) and not m.ending]
-        assert len(coming) <= wanted.wanted(role)
-    if isinstance(step_, Flip):
-        assert next(m for m in before if m.id == step_.instance_id).in_flight == 0
-
-
-def assert_converged(wanted, small):
-    members = list(small.members.values())
-    for role in (P, D):
-        assert len(small.serving(role)) == wanted.wanted(role)
-    assert all(m.state in (SERVING, SLOT, GATED) for m in members)
-    assert wanted.limits.fits(held(wanted.limits, members))
 
 
 @settings(max_examples=250, deadline=None)

@@ -24,6 +24,9 @@ class MemorySubstrate(Substrate):
     Attributes:
         busy: requests that an instance has; it is drained when there are none.
         slow: instances that do not get ready while they are in it; may name those to come.
+        bad: revisions whose instances fail a second after they were started.
+        revisions: what starts in each role make.
+        requested: what people ask of instances.
         refuses: instances whose engine does not switch roles.
         breaks: instances whose engine breaks when it switches roles.
         seconds: that each kind of step takes at least.
@@ -32,9 +35,11 @@ class MemorySubstrate(Substrate):
     def __init__(self, *, ready_seconds=1800.0, **seconds):
         super().__init__()
         self.busy, self.slow, self.refuses, self.breaks = {}, set(), set(), set()
-        self.seconds = {"start": 0.01, "drain": 0.01, "stop": 0.01, "switch": 0.01} | seconds
+        self.bad, self.revisions, self.requested = set(), dict.fromkeys(Role, ""), {}
+        self.seconds = {"start": 0.01, "drain": 0.01, "stop": 0.01, "switch": 0.01, "assume": 0.01} | seconds
         self.ready_seconds = ready_seconds
         self.made = dict.fromkeys(Role, 0)
+        self.slots_made = 0
         self._all: dict[str, Observed] = {}
         self._since: dict[str, tuple[float, float]] = {}
         self._ongoing = Ongoing()
@@ -48,18 +53,30 @@ class MemorySubstrate(Substrate):
         """An engine ends by itself."""
         self._put(instance_id, state=S.FAILED, message=message)
 
+    def revision(self, role: Role) -> str:
+        return self.revisions[role]
+
     async def start(self, role: Role, *, source: StartFrom = StartFrom.NEW) -> str:
+        if source is StartFrom.SLOT:
+            return await self._assume(role)
         name = f"chat-{role}-{self.made[role]}"
         self.made[role] += 1
-        self._since[name] = (self.now, self.now)
-        self._all[name] = Observed(name, role, S.STARTING, f"{name}:1", "starts", 0.0)
-        self._starts[name] = asyncio.create_task(self._get_ready(name))
-        self._changed()
+        self._begin(name, role)
         return name
+
+    async def add_slot(self, role: Role) -> str:
+        name = f"chat-slot-{self.slots_made}"
+        self.slots_made += 1
+        self._begin(name, role, slot=True)
+        return name
+
+    async def dismiss(self, instance_id: str) -> None:
+        self.requested.pop(instance_id, None)
+        self._changed()
 
     async def cancel(self, instance_id: str) -> None:
         if (seen := self._known(instance_id)) is not None:
-            if seen.state not in {S.STARTING, S.FAILED}:
+            if seen.state not in {S.STARTING, S.FAILED, S.SLOT}:
                 raise StepRefusedError("AlreadyServing", f"{instance_id} is {seen.state}")
             await self._end(instance_id, 0.0)
 
@@ -81,6 +98,7 @@ class MemorySubstrate(Substrate):
         if not self._ongoing.has("flip", instance_id):
             if not seen.drained or seen.ending:
                 raise StepRefusedError("NotDrained", f"{instance_id} is {seen.state}")
+            self.requested.pop(instance_id, None)
             self._put(instance_id, role=to, state=S.STARTING)
         return await self._ongoing.join("flip", instance_id, lambda: self._switch(instance_id, to))
 
@@ -88,7 +106,13 @@ class MemorySubstrate(Substrate):
         for name, seen in self._all.items():
             if seen.state is S.STARTING and self.now - self._since[name][1] > self.ready_seconds:
                 self._all[name] = replace(seen, state=S.FAILED, message=f"is not ready after {self.ready_seconds} s")
-        return [replace(seen, age_seconds=self.now - self._since[name][0]) for name, seen in sorted(self._all.items())]
+        return [self._told_of(seen) for _, seen in sorted(self._all.items())]
+
+    def _told_of(self, seen: Observed) -> Observed:
+        return replace(
+            seen, age_seconds=self.now - self._since[seen.id][0], requested=self.requested.get(seen.id),
+            outdated=seen.revision != self.revisions[seen.role],
+        )  # fmt: skip
 
     async def close(self) -> None:
         for task in self._starts.values():
@@ -96,11 +120,34 @@ class MemorySubstrate(Substrate):
         await asyncio.gather(*self._starts.values(), return_exceptions=True)
         await self._ongoing.end()
 
-    async def _get_ready(self, name: str) -> None:
-        await asyncio.sleep(self.seconds["start"])
-        await polled(lambda: name not in self.slow, every_seconds=self.seconds["start"])
+    def _begin(self, name: str, role: Role, *, slot: bool = False) -> None:
+        self._since[name] = (self.now, self.now)
+        revision = self.revisions[role]
+        self._all[name] = Observed(name, role, S.STARTING, f"{name}:1", "starts", 0.0, slot=slot, revision=revision)
+        self._starts[name] = asyncio.create_task(self._get_ready(name, self.seconds["start"]))
+        self._changed()
+
+    async def _assume(self, role: Role) -> str:
+        usable = [each for each in await self.observe() if each.state is S.SLOT and not each.outdated]
+        alike = self.revisions[Role.PREFILL] == self.revisions[Role.DECODE]
+        able = [each for each in usable if each.role is role or alike]
+        if not able:
+            raise StepRefusedError("NoSlot", f"there is no slot that can become {role}")
+        name = min(able, key=lambda each: (each.role is not role, -each.age_seconds)).id
+        self._put(name, role=role, state=S.STARTING, slot=False)
+        self._starts[name] = asyncio.create_task(self._get_ready(name, self.seconds["assume"]))
+        return name
+
+    async def _get_ready(self, name: str, seconds: float) -> None:
+        if self._all[name].revision in self.bad:
+            await asyncio.sleep(1.0)
+            self.die(name, "has no such image")
+            return
+        await asyncio.sleep(seconds)
+        await polled(lambda: name not in self.slow, every_seconds=seconds)
         if name in self._all and self._all[name].state is S.STARTING:
-            self._put(name, state=S.SERVING, message="serves")
+            ready = S.SLOT if self._all[name].slot else S.SERVING
+            self._put(name, state=ready, message="serves")
 
     async def _drain(self, name: str, deadline_seconds: float) -> bool:
         try:
@@ -147,6 +194,7 @@ class MemorySubstrate(Substrate):
         return self._all[name]
 
     def _known(self, name: str) -> Observed | None:
-        if any(name == f"chat-{role}-{n}" for role, made in self.made.items() for n in range(made)):
+        made = [*self.made.items(), ("slot", self.slots_made)]
+        if any(name == f"chat-{kind}-{n}" for kind, count in made for n in range(count)):
             return self._all.get(name)
         return self._get(name)

@@ -55,6 +55,7 @@ def snapshot(
     *,
     now: float,
     unflippable: frozenset[str] = frozenset(),
+    unproven: frozenset[str] = frozenset(),
     trust: Trust | None = None,
 ) -> Snapshot:
     """Join both.
@@ -64,12 +65,13 @@ def snapshot(
         told: of agents, by instance.
         now: seconds on the clock of `Told.heard_at`.
         unflippable: instances whose switch of role was refused or failed.
+        unproven: instances that have not served for long enough for others to go because of them.
         trust: for how long what was told is believed.
     """
     believed = trust or Trust()
     seen = tuple(_with_failure(each, told.get(each.id), now, believed) for each in observed)
     instances = {each.id: _instance(each, told.get(each.id), now, each.id in unflippable) for each in seen}
-    members = tuple(_member(each, instances[each.id], believed) for each in seen)
+    members = tuple(_member(each, instances[each.id], believed, each.id not in unproven) for each in seen)
     staying = {each.id: instances[each.id] for each in seen if not each.ending}
     return Snapshot(seen, Fleet(now, staying), members)
 
@@ -86,24 +88,26 @@ def _with_failure(seen: Observed, told: Told | None, now: float, trust: Trust) -
 
 
 def _instance(seen: Observed, told: Told | None, now: float, unflippable: bool) -> Instance:
+    # A slot on its way is no capacity on its way.
+    state = InstanceState.SLOT if seen.slot and seen.state is InstanceState.STARTING else seen.state
     if told is None:
-        return Instance(seen.id, seen.role, seen.state)
+        return Instance(seen.id, seen.role, state)
     load = told.load
     if load is not None:
         load = replace(load, age_seconds=load.age_seconds + max(0.0, now - told.heard_at))
     return Instance(
         seen.id,
         seen.role,
-        seen.state,
+        state,
         incarnation=told.incarnation,
         load=load,
         page_size=told.page_size,
         context_tokens=told.context_tokens,
-        flippable=told.flippable and not unflippable,
+        flippable=told.flippable and not unflippable and not seen.outdated,
     )
 
 
-def _member(seen: Observed, instance: Instance, trust: Trust) -> Member:
+def _member(seen: Observed, instance: Instance, trust: Trust, proven: bool) -> Member:
     held = _held(instance.load, trust)
     if seen.state is InstanceState.DRAINING:
         # Only its agent knows that nothing is on its way to it any more; a load of nothing may be a moment too old.
@@ -117,6 +121,10 @@ def _member(seen: Observed, instance: Instance, trust: Trust) -> Member:
         age_seconds=seen.age_seconds,
         drain_overdue=seen.overdue,
         ending=seen.ending,
+        slot=seen.slot,
+        outdated=seen.outdated,
+        requested=seen.requested,
+        proven=proven,
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 
 from kllm_core.objectives import Role
 from kllm_operator.fleet.agents import Agents
@@ -31,7 +33,9 @@ class FleetWatch:
         self._listeners: list[Callable[[], None]] = []
         self._agents = Agents(token, listener=self._notify, clock=clock)
         self._levels = Levels(levels)
-        self._routers: list[asyncio.Task[None]] = []
+        self._silent_seconds = (levels or LevelSettings()).silent_seconds
+        self._routers: dict[str, asyncio.Task[None]] = {}
+        self._heard_at: dict[str, float] = {}
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Have a function called after each report. It must not wait or raise."""
@@ -46,14 +50,20 @@ class FleetWatch:
         """Follow exactly these agents: host:port by instance."""
         self._agents.follow(addresses)
 
-    def follow_router(self, address: str) -> None:
-        """Follow one more router: host:port of its gRPC server."""
-        work = follow_router(address, self._token, self._take, clock=self._clock)
-        self._routers.append(asyncio.create_task(work, name=f"router {address}"))
+    def follow_routers(self, addresses: Collection[str]) -> None:
+        """Follow exactly these routers: host:port of their gRPC servers. One that is silent may hide traffic."""
+        for address in self._routers.keys() - set(addresses):
+            self._routers.pop(address).cancel()
+            del self._heard_at[address]
+        for address in set(addresses) - self._routers.keys():
+            self._heard_at[address] = self._clock()
+            work = follow_router(address, self._token, partial(self._take, address), clock=self._clock)
+            self._routers[address] = asyncio.create_task(work, name=f"router {address}")
 
     def forecast(self, now: float) -> Forecast:
         """What will arrive."""
-        return self._levels.forecast(now)
+        told = all(now - at <= self._silent_seconds for at in self._heard_at.values())
+        return replace(self._levels.forecast(now), complete=told)
 
     def stages(self, now: float, *, percentile: int, changed_age_seconds: Callable[[Role], float | None]) -> Stages:
         """What requests of the present capacity took."""
@@ -61,11 +71,12 @@ class FleetWatch:
 
     async def close(self) -> None:
         """Follow nothing any more."""
-        for task in self._routers:
-            task.cancel()
-        await asyncio.gather(self._agents.close(), *self._routers, return_exceptions=True)
+        tasks = list(self._routers.values())
+        self.follow_routers(())
+        await asyncio.gather(self._agents.close(), *tasks, return_exceptions=True)
 
-    def _take(self, report: LevelReport) -> None:
+    def _take(self, address: str, report: LevelReport) -> None:
+        self._heard_at[address] = report.at
         self._levels.add(report)
         self._notify()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kllm_core.fleet import Fleet
 from kllm_core.objectives import Role
+from kllm_core.steps import StartFrom
 from kllm_core.timing import EngineTiming
 from kllm_operator.plan.capacity import CapacityTimes
 from kllm_operator.plan.demand import Forecast, known
@@ -29,12 +30,14 @@ class Arrival:
     Attributes:
         how: Start or Flip.
         seconds: from the decision until it served; None when the loop did not decide it.
+        source: of a start that the loop decided.
     """
 
     instance_id: str
     role: Role
     how: str
     seconds: float | None
+    source: StartFrom | None = None
 
 
 @dataclass
@@ -42,6 +45,7 @@ class _Decided:
     role: Role
     how: str
     at: float
+    source: StartFrom
 
 
 def _few() -> deque[float]:
@@ -53,20 +57,20 @@ class CapacityBook:
     """What the loop saw of its own steps.
 
     Attributes:
-        prior_start_seconds: what starts took before the loop began; None is unknown.
+        prior_start_seconds: what new starts took before the loop began; None is unknown.
     """
 
     prior_start_seconds: float | None = None
-    _starts: deque[float] = field(default_factory=_few)
+    _starts: dict[StartFrom, deque[float]] = field(default_factory=lambda: {source: _few() for source in StartFrom})
     _drains: dict[Role, deque[float]] = field(default_factory=lambda: {role: _few() for role in Role})
     _switches: deque[float] = field(default_factory=_few)
     _changed_at: dict[Role, float] = field(default_factory=dict)
     _serving: dict[Role, frozenset[str]] | None = None
     _decided: dict[str, _Decided] = field(default_factory=dict)
 
-    def decided(self, instance_id: str, role: Role, how: str, *, at: float) -> None:
+    def decided(self, instance_id: str, role: Role, how: str, *, at: float, source: StartFrom = StartFrom.NEW) -> None:
         """An instance shall serve a role."""
-        self._decided[instance_id] = _Decided(role, how, at)
+        self._decided[instance_id] = _Decided(role, how, at, source)
 
     def forget(self, instance_id: str) -> None:
         """It will not."""
@@ -98,12 +102,19 @@ class CapacityBook:
         at = self._changed_at.get(role)
         return None if at is None else now - at
 
-    @property
-    def start_seconds(self) -> float | None:
-        """From the decision until a new instance serves."""
-        return _mean(self._starts) or self.prior_start_seconds
+    def start_seconds(self, source: StartFrom = StartFrom.NEW) -> float | None:
+        """From the decision until an instance serves; one that comes from elsewhere counts as new until measured."""
+        return _mean(self._starts[source]) or _mean(self._starts[StartFrom.NEW]) or self.prior_start_seconds
 
-    def times(self, donor: Role, *, forecast: Forecast, timing: EngineTiming, fleet: Fleet) -> CapacityTimes:
+    def times(
+        self,
+        donor: Role,
+        *,
+        forecast: Forecast,
+        timing: EngineTiming,
+        fleet: Fleet,
+        source: StartFrom = StartFrom.NEW,
+    ) -> CapacityTimes:
         """What a change costs now, if the donor gives an instance.
 
         Args:
@@ -111,9 +122,10 @@ class CapacityBook:
             forecast: says how long requests are, and what caches spare.
             timing: of the engines.
             fleet: says how much is cached.
+            source: from where an instance would start instead.
         """
         return CapacityTimes(
-            start_seconds=self.start_seconds,
+            start_seconds=self.start_seconds(source),
             drain_seconds=_mean(self._drains[donor]) or _QUIET_SECONDS + _request_seconds(donor, forecast, timing),
             switch_seconds=_mean(self._switches) or _FIRST_SWITCH_SECONDS,
             lost_cache_seconds=_lost_cache_seconds(donor, forecast, timing, fleet),
@@ -124,9 +136,10 @@ class CapacityBook:
         if decided is None:
             return Arrival(instance_id, role, "Start", None)
         seconds = now - decided.at
-        if decided.how == "Start":
-            self._starts.append(seconds)
-        return Arrival(instance_id, role, decided.how, seconds)
+        if decided.how != "Start":
+            return Arrival(instance_id, role, decided.how, seconds)
+        self._starts[decided.source].append(seconds)
+        return Arrival(instance_id, role, decided.how, seconds, decided.source)
 
 
 def _mean(seconds: deque[float]) -> float | None:

@@ -5,31 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import structlog
 
 from kllm_core.fleet import InstanceState
-from kllm_core.objectives import Objectives, Role
-from kllm_core.steps import DesiredCounts, Start, StepDecision
-from kllm_core.timing import PRIOR, EngineTiming
-from kllm_operator.fleet.snapshot import Snapshot, snapshot
-from kllm_operator.fleet.told import Told
+from kllm_core.objectives import Role
+from kllm_core.steps import DesiredCounts, Prepare, Request, Start, StepDecision
+from kllm_operator.fleet.snapshot import Snapshot
 from kllm_operator.loop.capacity import CapacityBook
+from kllm_operator.loop.counts import Counts, CountsError, MemoryCounts
 from kllm_operator.loop.crashes import Crashes
-from kllm_operator.loop.events import Ended, Event, Failed, Planned, Serving
+from kllm_operator.loop.deciding import Deciding, Scaled
+from kllm_operator.loop.events import CountsNotWritten, Ended, Event, Planned, Requested, Rollout
 from kllm_operator.loop.hands import Hands
-from kllm_operator.loop.report import Report
+from kllm_operator.loop.looking import Heard, Looking
+from kllm_operator.loop.report import PoolReport, Report, limited
 from kllm_operator.loop.settings import LoopSettings
-from kllm_operator.plan.demand import Demand, Forecast, Stages
-from kllm_operator.plan.fit import Fit
 from kllm_operator.plan.invariants import UnsafeStepError
-from kllm_operator.plan.load import LoadModel
 from kllm_operator.plan.members import Goal, Limits
-from kllm_operator.plan.planner import Plan, PlannerState, plan
+from kllm_operator.plan.planner import Plan
 from kllm_operator.plan.reconciler import next_step
+from kllm_operator.plan.requests import Flips
+from kllm_operator.plan.rollout import stopped_roles
 from kllm_operator.substrate.base import Substrate
+from kllm_operator.substrate.exceptions import SubstrateError
+
+__all__ = ["Control", "Heard", "Scaled"]
 
 _log = structlog.get_logger(__name__)
 
@@ -39,43 +41,6 @@ _ORDINARY = frozenset({"Steady", "ScaledUp", "ScaledDown", "Rebalanced"})
 """Reasons that follow from one another without anything new to tell: what has scaled is steady a moment later."""
 _LOOK_SECONDS = 1.0
 """Least time between two looks at loads that may have crossed 1: agents report that often."""
-
-
-class Heard(Protocol):
-    """What is heard of the service."""
-
-    @property
-    def told(self) -> Mapping[str, Told]:
-        """The last word of each agent, by instance."""
-
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Have a function called after each report."""
-
-    def follow(self, addresses: Mapping[str, str]) -> None:
-        """Follow exactly these agents: host:port by instance."""
-
-    def forecast(self, now: float) -> Forecast:
-        """What will arrive."""
-
-    def stages(self, now: float, *, percentile: int, changed_age_seconds: Callable[[Role], float | None]) -> Stages:
-        """What requests of the present capacity took."""
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """What is scaled, and within which bounds.
-
-    Attributes:
-        advise_only: counts stay at their minimum, whatever the planner would do.
-        timing: of the engines, as far as it is known; None: it is learned.
-        start_seconds: what a start took before; None is unknown.
-    """
-
-    objectives: Objectives
-    limits: Limits
-    advise_only: bool = False
-    timing: EngineTiming | None = None
-    start_seconds: float | None = None
 
 
 class Control:
@@ -88,6 +53,7 @@ class Control:
         tell: hears of every decision; must not wait or raise.
         publish: gets the state of both pools after each tick.
         settings: of the loop and the planner.
+        counts: where the desired counts are kept; in memory if left out.
         clock: monotonic seconds; that of the event loop if left out.
     """
 
@@ -100,28 +66,65 @@ class Control:
         tell: Callable[[Event], None],
         publish: Callable[[Report], None] = lambda _: None,
         settings: LoopSettings | None = None,
+        counts: Counts | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._scaled, self._substrate, self._heard, self._tell, self._publish = scaled, substrate, heard, tell, publish
+        self._substrate, self._heard, self._tell, self._publish = substrate, heard, tell, publish
         self._settings = settings or LoopSettings()
+        self._counts = counts or MemoryCounts()
         self._clock = clock or asyncio.get_running_loop().time
         self._book = CapacityBook(scaled.start_seconds)
         self._crashes = Crashes(self._settings.restarts)
-        self._fit = Fit(scaled.timing or PRIOR, exact=scaled.timing is not None)
+        self._deciding = Deciding(scaled, self._settings, heard=heard, book=self._book)
+        self._looking = Looking(
+            substrate, heard, book=self._book, crashes=self._crashes, tell=tell, clock=self._clock,
+            trust=self._settings.trust,
+        )  # fmt: skip
         self._hands = Hands(
             substrate, book=self._book, tell=self._heard_of, clock=self._clock,
             drain_seconds=self._settings.drain_seconds,
         )  # fmt: skip
-        self._state = PlannerState()
-        self._plan: Plan | None = None
+        self._paused = False
         self._said: tuple[object, ...] = ()
+        self._answered: dict[str, tuple[Request, bool]] = {}
+        self._stopped: frozenset[Role] = frozenset()
+        self._unwritten = ""
         self._decided_at = {role: self._clock() for role in Role}
-        self._failed: set[str] = set()
-        self._served_since: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._urgent = True
-        substrate.subscribe(self._hurry)
+        substrate.subscribe(self.hurry)
         heard.subscribe(self._wake.set)
+
+    def change(self, scaled: Scaled, settings: LoopSettings | None = None) -> None:
+        """Go on with another spec, at once; what was learned of engines and of starts stays.
+
+        Args:
+            scaled: the service.
+            settings: of the loop and the planner; as they are if left out.
+        """
+        self._settings = settings or self._settings
+        self._deciding.change(scaled, self._settings)
+        self._crashes.settings = self._settings.restarts
+        self._looking.trust = self._settings.trust
+        self._hands.drain_seconds = self._settings.drain_seconds
+        self.hurry()
+
+    def pause(self, paused: bool) -> None:
+        """Take no step while paused, but look, plan as advice, and report. What was begun goes on.
+
+        Whoever ends a pause has seen to the service: failures in a row are forgotten, so that a rollout that was
+        stopped by them is tried again.
+        """
+        if paused is not self._paused:
+            self._paused = paused
+            if not paused:
+                self._crashes.forget()
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Decide at once: something that the loop cannot hear has changed, such as counts from outside."""
+        self._urgent = True
+        self._wake.set()
 
     async def run(self) -> None:
         """Tick until cancelled: in time, when the substrate changes, and when a load crosses 1."""
@@ -141,10 +144,31 @@ class Control:
         """Look, plan, and take the steps that are possible now."""
         now = self._clock()
         seen = await self._look()
-        decided = self._decide(seen, now)
-        await self._act(decided)
-        advised = decided.desired if self._scaled.advise_only else None
-        self._publish(Report(self._goal(decided).desired, advised, decided.loads, await self._look(), self._heard.told))
+        limits, asked = self._limits(), self._counts.read()
+        decided, flips = self._decide(seen, now, limits=limits, asked=asked)
+        desired = await self._settle(decided, seen, limits, asked)
+        wanted = Goal(desired, limits, None if decided.advise_only else decided.flip_to)
+        await self._answer(flips, seen)
+        idle = StepDecision(None, "Paused", "no step is taken") if self._paused else await self._act(wanted)
+        seen = await self._look()
+        stopped = stopped_roles(self._now(wanted), seen.members)
+        self._say_stopped(stopped)
+        held = self._crashes.held_back(self._clock())
+        self._publish(
+            Report(
+                desired, decided.desired if decided.advise_only else None, decided.loads, seen, self._heard.told,
+                paused=self._paused, idle=idle, limited=limited(desired, idle),
+                pools={
+                    role: PoolReport.of(
+                        role, seen, desired=desired.of(role), slots_wanted=limits.of(role).slots,
+                        held_back=held.get(role), stopped=stopped.get(role), trouble=self._hands.troubles.get(role),
+                        last_start=self._looking.last_start(role, seen),
+                    )
+                    for role in Role
+                },
+                requests=self._waiting(flips, seen, idle),
+            )
+        )  # fmt: skip
 
     async def _until_due(self) -> None:
         due = self._clock() + self._settings.tick_seconds
@@ -170,63 +194,35 @@ class Control:
 
     async def _crosses(self) -> bool:
         """Whether a load is above 1 that was not at the last decision."""
-        if self._plan is None:
+        last = self._deciding.last
+        if last is None:
             return True
-        model = self._model(await self._look(), self._clock())
+        model = self._deciding.model(await self._look(), self._clock())
         bound = self._settings.planner.scale_up_above
-        return any(
-            (model.now(before.role).strain or 0.0) > bound >= (before.strain or 0.0) for before in self._plan.loads
-        )
+        return any((model.now(before.role).strain or 0.0) > bound >= (before.strain or 0.0) for before in last.loads)
 
     async def _look(self) -> Snapshot:
-        now = self._clock()
-        observed = await self._substrate.observe()
-        self._heard.follow({each.id: each.agent for each in observed if each.agent and not each.ending})
-        seen = snapshot(
-            observed, self._heard.told, now=now, unflippable=self._hands.unflippable, trust=self._settings.trust
-        )
-        for arrival in self._book.observe(seen.fleet, now=now):
-            self._tell(Serving(arrival))
-        serving = (each.id for role in Role for each in seen.fleet.serving(role))
-        since = {name: self._served_since.get(name, now) for name in serving}
-        for each in seen.observed:
-            if each.state is InstanceState.FAILED and not each.ending and each.id not in self._failed:
-                self._failed.add(each.id)
-                self._book.forget(each.id)
-                served = now - self._served_since.pop(each.id, now)
-                pause = self._crashes.failed(each.role, now=now, served_seconds=served)
-                self._tell(Failed(each.id, each.role, each.message, pause.words))
-        self._failed &= {each.id for each in seen.observed}
-        self._served_since = since
-        return seen
+        return await self._looking.look(unflippable=self._hands.unflippable)
 
-    def _model(self, seen: Snapshot, now: float) -> LoadModel:
-        def age(role: Role) -> float | None:
-            return self._book.changed_age_seconds(role, now=now)
+    def _limits(self) -> Limits:
+        """The service's limits, with what the substrate says of its pods."""
+        same = self._substrate.revision(Role.PREFILL) == self._substrate.revision(Role.DECODE)
+        return replace(self._deciding.scaled.limits, interchangeable=same)
 
-        stages = self._heard.stages(now, percentile=self._scaled.objectives.percentile, changed_age_seconds=age)
-        demand = Demand(self._heard.forecast(now), stages, age(Role.PREFILL), age(Role.DECODE))
-        settings = self._settings.load
-        if self._book.start_seconds is not None:
-            settings = replace(settings, horizon_seconds=max(self._settings.tick_seconds, self._book.start_seconds))
-        return LoadModel(self._scaled.objectives, seen.fleet, demand, self._fit.timing, settings)
+    def _decide(
+        self, seen: Snapshot, now: float, *, limits: Limits, asked: Mapping[Role, int] | None
+    ) -> tuple[Plan, Flips]:
+        before, advise = self._deciding.last, self._paused or self._deciding.scaled.advise_only
+        decided = self._deciding.decide(seen, now, limits=limits, asked=asked, advise=advise)
+        flips = Flips(decided.desired, decided.flip_to)
+        if not self._paused:
+            decided, flips = self._deciding.flips(decided, seen, limits)
+        self._deciding.last = decided
+        self._say(decided, before, now)
+        return decided, flips
 
-    def _decide(self, seen: Snapshot, now: float) -> Plan:
-        forecast = self._heard.forecast(now)
-        self._fit = self._fit.learn(seen.fleet, forecast, fresh_seconds=self._settings.tick_seconds)
-        model = self._model(seen, now)
-        donor = min(Role, key=lambda role: model.now(role).strain or 0.0)
-        times = self._book.times(donor, forecast=forecast, timing=self._fit.timing, fleet=seen.fleet)
-        decided = plan(
-            model, now=now, limits=self._scaled.limits, state=self._state, times=times,
-            settings=self._settings.planner, advise_only=self._scaled.advise_only,
-        )  # fmt: skip
-        self._say(decided, now)
-        self._state, self._plan = decided.state, decided
-        return decided
-
-    def _say(self, decided: Plan, now: float) -> None:
-        desired, before = decided.desired, None if self._plan is None else self._plan.desired
+    def _say(self, decided: Plan, last: Plan | None, now: float) -> None:
+        desired, before = decided.desired, None if last is None else last.desired
         for role in Role:
             if before is not None and desired.of(role) > before.of(role):
                 self._decided_at[role] = now
@@ -236,46 +232,95 @@ class Control:
             self._said = said
             self._tell(Planned(before, desired, decided.loads, decided.flip_to, decided.advise_only))
 
-    def _goal(self, decided: Plan) -> Goal:
-        limits, desired = self._scaled.limits, decided.desired
+    async def _settle(
+        self, decided: Plan, seen: Snapshot, limits: Limits, asked: Mapping[Role, int] | None
+    ) -> DesiredCounts:
+        """The counts to carry out: those decided, once they are written, or those that others ask for."""
+        desired = decided.desired
         if decided.advise_only:
-            least = limits.prefill.min_replicas, limits.decode.min_replicas
-            desired = DesiredCounts(*least, "External", "counts are not the planner's to change here")
-        return Goal(desired, limits, decided.flip_to, self._crashes.held_back(self._clock()))
+            return self._deciding.from_outside(asked or {}, seen, limits)
+        if asked is not None and all(asked.get(role) == desired.of(role) for role in Role):
+            self._unwritten = ""
+            return desired
+        try:
+            await self._counts.write(desired)
+        except CountsError as error:
+            if str(error) != self._unwritten:
+                self._unwritten = str(error)
+                self._tell(CountsNotWritten(desired, str(error)))
+            stand = self._deciding.from_outside(self._counts.read() or {}, seen, limits)
+            return replace(stand, reason="CountsNotWritten", message=str(error))
+        self._unwritten = ""
+        return desired
 
-    async def _act(self, decided: Plan) -> None:
+    def _now(self, goal: Goal) -> Goal:
+        """The goal with what may start at this moment."""
+        held_back = frozenset(self._crashes.held_back(self._clock()))
+        return replace(goal, held_back=held_back, failing=self._crashes.failing)
+
+    async def _act(self, wanted: Goal) -> StepDecision:
+        """Take steps until none is left to be taken; returns the last decision."""
+        decision = StepDecision(None, "Unsafe", "the rules would break a promise")
         for _ in range(_MOST_STEPS):
             seen = await self._look()
             try:
-                decision = next_step(self._goal(decided), seen.members)
+                decision = next_step(self._now(wanted), seen.members)
             except UnsafeStepError as error:
                 # What serves goes on serving; the next tick looks again.
                 _log.exception("UnsafeStep", error=str(error))
-                return
-            if decision.step is None:
-                return
+                return decision
+            if decision.step is None or self._paused:
+                return decision
             role = self._role(decision, seen)
-            if not await self._hands.carry_out(decision, role, decided_at=self._asked_at(decision, decided)):
-                return
+            if not await self._hands.carry_out(decision, role, decided_at=self._asked_at(decision, wanted)):
+                return decision
+        return decision
 
     def _role(self, decision: StepDecision, seen: Snapshot) -> Role:
-        if isinstance(decision.step, Start):
+        if isinstance(decision.step, Start | Prepare):
             return decision.step.role
         name = "" if decision.step is None else decision.step.instance_id
         return next(each.role for each in seen.members if each.id == name)
 
-    def _asked_at(self, decision: StepDecision, decided: Plan) -> float:
+    def _asked_at(self, decision: StepDecision, wanted: Goal) -> float:
         """When the plan asked for it: a flip is as old as the decision to flip, a replacement as this tick."""
-        if decision.reason == "FlipDrained" and decided.flip_to is not None:
-            return self._decided_at[decided.flip_to]
+        if decision.reason == "FlipDrained" and wanted.flip_to is not None:
+            return self._decided_at[wanted.flip_to]
         return self._clock()
+
+    async def _answer(self, flips: Flips, seen: Snapshot) -> None:
+        """Tell once what becomes of each thing that a person asks for."""
+        asked = {each.id: each.requested for each in seen.members if each.requested is not None and not each.ending}
+        self._answered = {name: answer for name, answer in self._answered.items() if asked.get(name) is answer[0]}
+        if self._paused:
+            return
+        for name, request in asked.items():
+            why = flips.refused.get(name)
+            accepted = why is None and (request is Request.DRAIN or name == flips.granted)
+            if (why is not None or accepted) and self._answered.get(name) != (request, accepted):
+                self._answered[name] = (request, accepted)
+                self._tell(Requested(name, request, accepted, why or "as soon as it is safe"))
+            if why is not None:
+                try:
+                    await self._substrate.dismiss(name)
+                except SubstrateError as error:
+                    _log.warning("RequestNotDismissed", instance=name, error=str(error))
+
+    def _waiting(self, flips: Flips, seen: Snapshot, idle: StepDecision) -> Mapping[str, str]:
+        """Why what people asked for is not done yet, by instance."""
+        asked = [each for each in seen.members if each.requested is not None and not each.ending]
+        if self._paused:
+            return {each.id: "the service is paused" for each in asked}
+        drains = [each.id for each in asked if each.requested is Request.DRAIN and each.state is InstanceState.SERVING]
+        return {**flips.waiting, **dict.fromkeys(drains, f"{idle.reason}: {idle.message}")}
+
+    def _say_stopped(self, stopped: Mapping[Role, str]) -> None:
+        for role in stopped.keys() - self._stopped:
+            self._tell(Rollout(role, "RolloutStopped", stopped[role]))
+        self._stopped = frozenset(stopped)
 
     def _heard_of(self, event: Event) -> None:
         self._tell(event)
         # What failed is tried again at the next tick, and not at once for ever.
         if isinstance(event, Ended) and not event.error:
-            self._hurry()
-
-    def _hurry(self) -> None:
-        self._urgent = True
-        self._wake.set()
+            self.hurry()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kllm_core.objectives import Load, Role
-from kllm_core.steps import DesiredCounts, Start, Step
+from kllm_core.steps import DesiredCounts, Prepare, Request, Start, Step
 from kllm_operator.loop.capacity import Arrival
 from kllm_operator.plan.role_load import RoleLoad
 
@@ -84,7 +84,7 @@ class Stepped:
 
     def document(self) -> dict[str, Any]:
         """For programs."""
-        role = self.step.role if isinstance(self.step, Start) else getattr(self.step, "to", None)
+        role = self.step.role if isinstance(self.step, Start | Prepare) else getattr(self.step, "to", None)
         return {
             "step": type(self.step).__name__,
             "instance": self.instance_id,
@@ -151,6 +151,7 @@ class Serving:
             "instance": self.arrival.instance_id,
             "role": self.arrival.role,
             "how": self.arrival.how,
+            "source": self.arrival.source,
             "decision_to_serving_seconds": None if seconds is None else round(seconds, 3),
         }
 
@@ -177,6 +178,78 @@ class Failed:
     def document(self) -> dict[str, Any]:
         """For programs."""
         return {"instance": self.instance_id, "role": self.role, "message": self.message, "then": self.then}
+
+
+@dataclass(frozen=True)
+class Requested:
+    """What becomes of something that a person asked of an instance.
+
+    Attributes:
+        accepted: whether it is done, as soon as that is safe.
+        message: why not, or what follows.
+    """
+
+    instance_id: str
+    request: Request
+    accepted: bool
+    message: str
+    name: str = "request"
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        answer = "will be done" if self.accepted else "is refused"
+        return f"{self.request.value.lower()} of {self.instance_id} {answer}: {self.message}"
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "instance": self.instance_id,
+            "request": self.request,
+            "accepted": self.accepted,
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The new revision of a role replaces nothing more.
+
+    Attributes:
+        message: how it failed last.
+    """
+
+    role: Role
+    reason: str
+    message: str
+    name: str = "rollout"
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.role} {self.reason}: its new revision {self.message}"
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {"role": self.role, "reason": self.reason, "message": self.message}
+
+
+@dataclass(frozen=True)
+class CountsNotWritten:
+    """What the planner decided is not what the pools ask for."""
+
+    desired: DesiredCounts
+    message: str
+    name: str = "counts"
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"prefill {self.desired.prefill}, decode {self.desired.decode} could not be written: {self.message}"
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {"desired": _counts(self.desired), "message": self.message}
 
 
 def load_document(load: RoleLoad) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from kllm_core.objectives import Role
-from kllm_core.steps import Cancel, Drain, Flip, Start, StepDecision, Stop
+from kllm_core.steps import Cancel, Drain, Flip, Prepare, Start, StepDecision, Stop
 from kllm_operator.loop.capacity import CapacityBook
 from kllm_operator.loop.events import Ended, Event, Stepped
 from kllm_operator.substrate.base import Substrate
@@ -18,6 +18,8 @@ class Hands:
 
     Attributes:
         unflippable: instances whose switch of role failed or was refused.
+        drain_seconds: deadline of drains.
+        troubles: why the last start in a role was not possible, if it was not.
 
     Args:
         substrate: where instances live.
@@ -37,11 +39,12 @@ class Hands:
         drain_seconds: float,
     ) -> None:
         self.unflippable: frozenset[str] = frozenset()
+        self.drain_seconds = drain_seconds
+        self.troubles: dict[Role, str] = {}
         self._substrate = substrate
         self._book = book
         self._tell = tell
         self._clock = clock
-        self._drain_seconds = drain_seconds
         self._tasks: set[asyncio.Task[bool]] = set()
 
     async def carry_out(self, decision: StepDecision, role: Role, *, decided_at: float) -> bool:
@@ -53,7 +56,7 @@ class Hands:
             decided_at: when the plan asked for it.
         """
         step = decision.step
-        if isinstance(step, Start):
+        if isinstance(step, Start | Prepare):
             return await self._start(step, decision, decided_at)
         if step is None:
             return False
@@ -74,14 +77,20 @@ class Hands:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start(self, step: Start, decision: StepDecision, decided_at: float) -> bool:
+    async def _start(self, step: Start | Prepare, decision: StepDecision, decided_at: float) -> bool:
         began = self._clock()
         try:
-            instance_id = await self._substrate.start(step.role, source=step.source)
+            if isinstance(step, Prepare):
+                instance_id = await self._substrate.add_slot(step.role)
+            else:
+                instance_id = await self._substrate.start(step.role, source=step.source)
         except SubstrateError as error:
+            self.troubles[step.role] = str(error)
             self._tell(Ended(step, step.role.value, self._clock() - began, str(error)))
             return False
-        self._book.decided(instance_id, step.role, "Start", at=decided_at)
+        self.troubles.pop(step.role, None)
+        if isinstance(step, Start):
+            self._book.decided(instance_id, step.role, "Start", at=decided_at, source=step.source)
         self._tell(Stepped(step, instance_id, decision.reason, decision.message))
         return True
 
@@ -114,6 +123,6 @@ class Hands:
             await self._substrate.stop(step.instance_id)
         elif isinstance(step, Flip):
             return await self._substrate.flip(step.instance_id, step.to)
-        elif not await self._substrate.drain(step.instance_id, deadline_seconds=self._drain_seconds):
-            raise SubstrateError(f"not empty after {self._drain_seconds:.0f} s; it may be stopped now")
+        elif not await self._substrate.drain(step.instance_id, deadline_seconds=self.drain_seconds):
+            raise SubstrateError(f"not empty after {self.drain_seconds:.0f} s; it may be stopped now")
         return None

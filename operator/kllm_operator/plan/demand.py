@@ -86,6 +86,7 @@ class Forecast:
         cached_tokens: prompt tokens that caches spare per request, mean.
         output_tokens: per request, mean.
         accept_length: tokens per sequence and decode step.
+        complete: whether all routers have told; if not, more may arrive than this.
     """
 
     requests_per_second: float | None = None
@@ -94,6 +95,7 @@ class Forecast:
     cached_tokens: float | None = None
     output_tokens: float | None = None
     accept_length: float = 1.0
+    complete: bool = True
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kllm_core.fleet import InstanceState
-from kllm_core.steps import Cancel, Drain, Flip, Start, StartFrom, Step, Stop
+from kllm_core.steps import Cancel, Drain, Flip, Prepare, Start, StartFrom, Step, Stop
 from kllm_operator.plan.members import Goal, Member
 
 _NOT_SERVING_YET = (InstanceState.SLOT, InstanceState.GATED, InstanceState.STARTING)
@@ -30,7 +30,7 @@ def breach(step: Step | None, goal: Goal, members: Sequence[Member]) -> str | No
     """The promise that a step breaks, or None."""
     if step is None:
         return None
-    if isinstance(step, Start):
+    if isinstance(step, Start | Prepare):
         return _start(step, goal, members)
     member = next((each for each in members if each.id == step.instance_id), None)
     if member is None:
@@ -38,9 +38,14 @@ def breach(step: Step | None, goal: Goal, members: Sequence[Member]) -> str | No
     return _drain(member, goal, members) if isinstance(step, Drain) else _others(step, member)
 
 
-def _start(step: Start, goal: Goal, members: Sequence[Member]) -> str | None:
+def _start(step: Start | Prepare, goal: Goal, members: Sequence[Member]) -> str | None:
+    pool = goal.limits.of(step.role)
+    slots = sum(each.is_idle and each.role is step.role and not each.ending for each in members)
+    if isinstance(step, Prepare) and slots >= pool.slots:
+        return f"{step.role} has all {pool.slots} slots already"
     held = sum(goal.limits.of(each.role).gpus for each in members)
-    added = goal.limits.of(step.role).gpus if step.source is StartFrom.NEW else 0
+    is_new = isinstance(step, Prepare) or step.source is StartFrom.NEW
+    added = pool.gpus if is_new else 0
     return None if goal.limits.fits(held + added) else f"{held + added} accelerators are above the budget"
 
 
@@ -49,7 +54,7 @@ def _drain(member: Member, goal: Goal, members: Sequence[Member]) -> str | None:
         return "it does not serve"
     there = (each for each in members if each.role is member.role and not each.ending)
     serving = sum(each.state is InstanceState.SERVING for each in there)
-    least = max(goal.limits.of(member.role).min_replicas, min(1, goal.wanted(member.role)))
+    least = goal.least(member)
     return None if serving > least else f"only {serving} {member.role} would be left to drain from, {least} must stay"
 
 

@@ -191,7 +191,7 @@ class LoadModel:
 
     def _complete(self, role: Role) -> bool:
         loads = list(self._fresh(role))
-        if self._rate() is None or len(loads) < len(self.fleet.serving(role)):
+        if not self.demand.forecast.complete or self._rate() is None or len(loads) < len(self.fleet.serving(role)):
             return False
         if self._rate() and (self._own_prefill_seconds() is None or not known(self.demand.forecast.output_tokens)):
             return False

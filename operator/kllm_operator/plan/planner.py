@@ -236,7 +236,7 @@ class _Decision:
             short = self.needs[role] > self.base[role] and self.base[role] < self.limits.of(role).max_replicas
             if not short or self.held(donor) < self.settings.rebalance_seconds:
                 continue
-            flips = self.times.flip_is_cheaper and self.limits.same_gpus and self._has_flippable(donor)
+            flips = self.times.flip_is_cheaper and self.limits.alike and self._has_flippable(donor)
             freed = self.limits.gpus(self.counts[Role.PREFILL], self.counts[Role.DECODE])
             freed += self.limits.of(role).gpus - self.limits.of(donor).gpus
             if (flips or not self._fits_one_more(role)) and self.limits.fits(freed):

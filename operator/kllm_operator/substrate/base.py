@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
-from kllm_core.steps import StartFrom
+from kllm_core.steps import Request, StartFrom
+
+
+@dataclass(frozen=True)
+class StartPhase:
+    """One part of a start, and the seconds that it took."""
+
+    name: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,12 @@ class Observed:
         drained: its agent said that it is empty, after it was asked to drain.
         overdue: it did not get empty before the deadline of its drain, or its agent did not answer.
         ending: it is being ended; it is told of until it is gone.
+        slot: it is a slot of its role's pool, or is to become one; not an instance before it is started.
+        revision: what it was made from; empty where there is one revision only.
+        outdated: a start in its role would make another revision.
+        phases: of its start, as far as they are over.
+        requested: what a person asks of it.
+        reason: CamelCase, what is wrong with it, for conditions; empty when nothing is.
     """
 
     id: str
@@ -33,10 +47,16 @@ class Observed:
     drained: bool = False
     overdue: bool = False
     ending: bool = False
+    slot: bool = False
+    revision: str = ""
+    outdated: bool = False
+    phases: tuple[StartPhase, ...] = ()
+    requested: Request | None = None
+    reason: str = ""
 
 
 class Substrate(abc.ABC):
-    """Carries out steps. Each method is one of `kllm_core.steps`; all but `observe` raise SubstrateError.
+    """Carries out steps. Each coroutine is one of `kllm_core.steps`; all but `observe` raise SubstrateError.
 
     A step may be asked for again, and whoever waits for it may be cancelled: what was begun goes on, and asking again
     waits for the same end. `observe` tells of a step as soon as it was asked for.
@@ -53,13 +73,30 @@ class Substrate(abc.ABC):
         for listener in self._listeners:
             listener()
 
+    def revision(self, role: Role) -> str:
+        """Of what a start in a role makes; where it is equal, an instance of one role may become one of the other."""
+        del role
+        return ""
+
     @abc.abstractmethod
     async def start(self, role: Role, *, source: StartFrom = StartFrom.NEW) -> str:
-        """Begin one more instance and return its id; it serves later, or turns Failed, which `observe` tells."""
+        """Begin one more instance and return its id; it serves later, or turns Failed, which `observe` tells.
+
+        Raises:
+            StepRefusedError: there is no slot of the present revision to start it from.
+        """
+
+    @abc.abstractmethod
+    async def add_slot(self, role: Role) -> str:
+        """Begin one more slot of a role's pool and return its id.
+
+        Raises:
+            StepRefusedError: there are no slots here.
+        """
 
     @abc.abstractmethod
     async def cancel(self, instance_id: str) -> None:
-        """Give up an instance that does not serve yet, at once. Nothing is done for one that is gone.
+        """Give up a slot, or an instance that does not serve yet, at once. Nothing is done for one that is gone.
 
         Raises:
             StepRefusedError: it serves already; drain and stop it instead.
@@ -91,6 +128,10 @@ class Substrate(abc.ABC):
             StepRefusedError: it is not empty, or its engine cannot switch roles; it stays drained.
             SubstrateError: the switch failed; the instance is to be stopped.
         """
+
+    async def dismiss(self, instance_id: str) -> None:
+        """Forget what a person asked of an instance, since it cannot be done."""
+        del instance_id
 
     @abc.abstractmethod
     async def observe(self) -> Sequence[Observed]:

@@ -155,6 +155,10 @@ class ProcessSubstrate(Substrate):
         self._changed()
         return instance_id
 
+    async def add_slot(self, role: Role) -> str:
+        """See `Substrate.add_slot`. Processes of one machine share its memory and its zygote: none is kept ready."""
+        raise StepRefusedError("NoSlots", f"there are no slots on one machine; set {role}.slots to 0")
+
     async def serving(self, instance_id: str) -> dict[str, Any]:
         """Wait until an instance serves; returns what it told about its start.
 

@@ -1,0 +1,145 @@
+"""What one service shall become: the planner with what it has learned, and what others ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kllm_core.fleet import InstanceState
+from kllm_core.objectives import Objectives, Role
+from kllm_core.steps import DesiredCounts, StartFrom
+from kllm_core.timing import PRIOR, EngineTiming
+from kllm_operator.fleet.snapshot import Snapshot
+from kllm_operator.loop.capacity import CapacityBook
+from kllm_operator.loop.looking import Heard
+from kllm_operator.loop.settings import LoopSettings
+from kllm_operator.plan.bounds import bounded
+from kllm_operator.plan.demand import Demand
+from kllm_operator.plan.fit import Fit
+from kllm_operator.plan.load import LoadModel
+from kllm_operator.plan.members import Limits
+from kllm_operator.plan.planner import Plan, PlannerState, plan
+from kllm_operator.plan.requests import Flips, asked_flips
+
+_COMING = (InstanceState.SERVING, InstanceState.STARTING)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What is scaled, and within which bounds.
+
+    Attributes:
+        advise_only: others write the counts; the planner only says what it would do.
+        timing: of the engines, as far as it is known; None: it is learned.
+        start_seconds: what a new start took before; None is unknown.
+    """
+
+    objectives: Objectives
+    limits: Limits
+    advise_only: bool = False
+    timing: EngineTiming | None = None
+    start_seconds: float | None = None
+
+
+class Deciding:
+    """Remembers what the planner must know from one decision to the next.
+
+    Attributes:
+        scaled: the service.
+        settings: of the planner.
+        last: the last decision.
+
+    Args:
+        heard: what is heard of the service.
+        book: what changes of capacity took.
+    """
+
+    def __init__(self, scaled: Scaled, settings: LoopSettings, *, heard: Heard, book: CapacityBook) -> None:
+        self.scaled, self.settings = scaled, settings
+        self.last: Plan | None = None
+        self._heard, self._book = heard, book
+        self._fit = _fit(scaled)
+        self._state = PlannerState()
+
+    def change(self, scaled: Scaled, settings: LoopSettings) -> None:
+        """Go on with another spec; what was learned stays, unless the engines' timing is told differently."""
+        if scaled.timing != self.scaled.timing:
+            self._fit = _fit(scaled)
+        self.scaled, self.settings = scaled, settings
+
+    def model(self, seen: Snapshot, now: float) -> LoadModel:
+        """What loads follow from."""
+
+        def age(role: Role) -> float | None:
+            return self._book.changed_age_seconds(role, now=now)
+
+        objectives = self.scaled.objectives
+        stages = self._heard.stages(now, percentile=objectives.percentile, changed_age_seconds=age)
+        demand = Demand(self._heard.forecast(now), stages, age(Role.PREFILL), age(Role.DECODE))
+        settings, start = self.settings.load, self._book.start_seconds(_source(seen))
+        if start is not None:
+            settings = replace(settings, horizon_seconds=max(self.settings.tick_seconds, start))
+        return LoadModel(objectives, seen.fleet, demand, self._fit.timing, settings)
+
+    def decide(
+        self, seen: Snapshot, now: float, *, limits: Limits, asked: Mapping[Role, int] | None, advise: bool
+    ) -> Plan:
+        """Both counts.
+
+        Args:
+            seen: all instances.
+            now: monotonic seconds.
+            limits: those of the service, as they are now.
+            asked: what the pools ask for: where the planner begins, if it has decided nothing yet.
+            advise: what is decided is not carried out.
+        """
+        forecast = self._heard.forecast(now)
+        self._fit = self._fit.learn(seen.fleet, forecast, fresh_seconds=self.settings.tick_seconds)
+        model = self.model(seen, now)
+        donor = min(Role, key=lambda role: model.now(role).strain or 0.0)
+        times = self._book.times(
+            donor, source=_source(seen), forecast=forecast, timing=self._fit.timing, fleet=seen.fleet
+        )
+        decided = plan(
+            model, now=now, limits=limits, state=self._begun(asked or {}), times=times,
+            settings=self.settings.planner, advise_only=advise,
+        )  # fmt: skip
+        self._state = decided.state
+        return decided
+
+    def flips(self, decided: Plan, seen: Snapshot, limits: Limits) -> tuple[Plan, Flips]:
+        """The decision with the flip that a person asks for, and what becomes of others."""
+        # What an agent has not told of yet is judged when it has.
+        heard = self._heard.told.keys()
+        members = [replace(each, requested=each.requested if each.id in heard else None) for each in seen.members]
+        flips = asked_flips(decided.desired, decided.flip_to, members, limits, external=self.scaled.advise_only)
+        if flips.granted is None:
+            return decided, flips
+        desired = flips.desired
+        state = replace(decided.state, prefill=desired.prefill, decode=desired.decode, flip_to=flips.flip_to)
+        self._state = state
+        return replace(decided, desired=desired, flip_to=flips.flip_to, state=state), flips
+
+    def from_outside(self, asked: Mapping[Role, int], seen: Snapshot, limits: Limits) -> DesiredCounts:
+        """The counts that others ask for, within the limits."""
+        members = [each for each in seen.members if not each.ending and not each.is_idle and each.state in _COMING]
+        there = {role: sum(each.role is role for each in members) for role in Role}
+        return bounded(asked, limits, there=there)
+
+    def _begun(self, asked: Mapping[Role, int]) -> PlannerState:
+        state = self._state
+        return replace(
+            state,
+            prefill=asked.get(Role.PREFILL) if state.prefill is None else state.prefill,
+            decode=asked.get(Role.DECODE) if state.decode is None else state.decode,
+        )
+
+
+def _fit(scaled: Scaled) -> Fit:
+    return Fit(scaled.timing or PRIOR, exact=scaled.timing is not None)
+
+
+def _source(seen: Snapshot) -> StartFrom:
+    """The way to one more instance that is open now."""
+    slots = any(each.state is InstanceState.SLOT and not each.unwanted for each in seen.members)
+    return StartFrom.SLOT if slots else StartFrom.NEW
