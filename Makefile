@@ -9,6 +9,7 @@ BIN := .venv/bin
 export KLLM_DEMO_STARTED := $(shell date +%s.%N)
 PROTOS := $(shell find core -name '*.proto' | sort)
 LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+GENERATED := core docs/manifest.md crds charts
 ARGS ?=
 
 .PHONY: help
@@ -44,6 +45,22 @@ faults: setup ## Break engines at each stage of a request (half an hour); ARGS="
 soak: setup ## Run long near full load with random deaths; ARGS="--minutes 5" for shorter
 	@PYTHONPATH=tests $(BIN)/python bench/soak/soak.py $(ARGS)
 
+.PHONY: cluster
+cluster: setup ## Bring up a real single-node Kubernetes cluster (root; ten seconds, the first time builds it)
+	@$(BIN)/python -m e2e.cluster up
+
+.PHONY: cluster-down
+cluster-down: setup ## Take that cluster down and leave nothing but its built programs
+	@$(BIN)/python -m e2e.cluster down
+
+.PHONY: e2e
+e2e: setup ## Prove kLLM on a real cluster: KUBECONFIG's, kind's or `make cluster`'s; ARGS="-k name" goes to pytest
+	@$(BIN)/python -m pytest e2e $(ARGS)
+
+.PHONY: images
+images: setup ## Build the operator's and the router's images and run them (root; Debian's buildah)
+	@$(BIN)/python -m e2e.imagebuild
+
 .PHONY: lint
 lint: setup ## Check style and shell scripts
 	@$(BIN)/ruff check .
@@ -68,11 +85,15 @@ imports: setup ## Check which room imports which
 generate: setup ## Write generated code again
 	@$(BIN)/python -m grpc_tools.protoc -I core --python_out=core --pyi_out=core --grpc_python_out=core $(PROTOS)
 	@$(BIN)/python -m kllm_core.kinds.reference docs/manifest.md
+	@$(BIN)/python -m kllm_core.kinds.crds crds
+	@$(BIN)/python -m kllm_core.kinds.crds charts/kllm/files/crds
+	@$(BIN)/python scripts/dashboard.py charts/kllm/files/dashboards/kllm-service.json
+	@$(BIN)/python scripts/chart_readme.py charts/kllm
 
 .PHONY: verify
 verify: generate ## Fail if generated code is not what is committed
-	@test -z "$$(git status --porcelain -- core docs/manifest.md)" || { \
-	  git --no-pager diff --stat -- core docs/manifest.md; \
+	@test -z "$$(git status --porcelain -- $(GENERATED))" || { \
+	  git --no-pager diff --stat -- $(GENERATED); \
 	  echo "generated files differ from what is committed: commit the output of 'make generate'" >&2; exit 1; }
 
 .PHONY: presubmit

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from kllm_core.kinds.base import Parallelism, Scaling, TransferBackend
-from kllm_core.kinds.service import InferenceService, ServiceSpec
-from kllm_core.objectives import Binding
+from kllm_core.kinds.base import Scaling, TransferBackend
+from kllm_core.kinds.model import ModelSpec
+from kllm_core.kinds.role import Parallelism
+from kllm_core.kinds.service import InferenceService, RolloutSpec, ServiceSpec
+from kllm_core.objectives import Binding, Role
 
-_ROLES = ("prefill", "decode")
 _MOST_INSTANCES = 16
 
 
@@ -28,26 +29,30 @@ def notes(service: InferenceService) -> list[str]:
         told.append(f"spec.router.replicas is {spec.router.replicas}; on one machine one router is started")
     if spec.router.binding is Binding.JUST_IN_TIME:
         told.append("spec.router.binding is JustInTime, which is not available yet; requests are bound late")
+    if spec.rollout != RolloutSpec():
+        told.append("spec.rollout has no effect on one machine, where a changed manifest is started anew")
     return told
 
 
-def _model_refusals(uri: str) -> Iterator[str]:
-    if "://" in uri:
+def _model_refusals(model: ModelSpec) -> Iterator[str]:
+    if model.source.kind == "pvc":
+        yield f"spec.model.uri {model.uri} is a volume of a cluster; on one machine write the absolute folder"
+    if model.source.kind != "folder":
         return
-    folder = Path(uri)
+    folder = Path(model.uri)
     if not folder.is_dir():
-        yield f"spec.model.uri: there is no folder {folder.absolute()}; for a model of a hub write hf://ORG/NAME"
+        yield f"spec.model.uri: there is no folder {folder}; for a model of a hub write hf://ORG/NAME"
     elif not (folder / "config.json").is_file():
-        yield f"spec.model.uri: {folder.absolute()} has no config.json, so it is no model folder"
+        yield f"spec.model.uri: {folder} has no config.json, so it is no model folder"
 
 
 def _refusals(spec: ServiceSpec) -> Iterator[str]:
-    yield from _model_refusals(spec.model.uri)
+    yield from _model_refusals(spec.model)
     most = spec.prefill.max_replicas + spec.decode.max_replicas
     if most > _MOST_INSTANCES:
         yield f"maxReplicas of both roles allow {most} instances; one machine runs at most {_MOST_INSTANCES}"
-    for role in _ROLES:
-        pool = getattr(spec, role)
+    for role in Role:
+        pool = spec.role(role)
         if pool.min_replicas == 0:
             yield f"spec.{role}.minReplicas is 0, and scaling from zero is not available on one machine; use 1 or more"
         if pool.parallelism != Parallelism():
@@ -56,6 +61,8 @@ def _refusals(spec: ServiceSpec) -> Iterator[str]:
             yield f"spec.{role}.slots is not available on one machine; leave it out"
         if pool.template is not None:
             yield f"spec.{role}.template describes a pod, and there are none on one machine; leave it out"
+    if spec.router.template is not None:
+        yield "spec.router.template describes a pod, and there are none on one machine; leave it out"
     if spec.cache.host_gibibytes:
         yield "spec.cache.hostGibibytes is not available yet; leave it out or use 0"
     if spec.transfer_backend is not TransferBackend.MOONCAKE:

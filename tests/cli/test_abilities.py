@@ -25,9 +25,12 @@ def test_the_smallest_manifest_is_neither_refused_nor_commented():
     ("spec", "field"),
     [
         ({"prefill": {"minReplicas": 0}, "decode": {"minReplicas": 0}}, "spec.prefill.minReplicas"),
-        ({"prefill": {"parallelism": {"tensor": 2}}}, "spec.prefill.parallelism"),
+        ({"prefill": {"parallelism": {"tensor": 2}, "accelerator": {"count": 2}}}, "spec.prefill.parallelism"),
         ({"decode": {"slots": 1}}, "spec.decode.slots"),
         ({"decode": {"template": {"spec": {}}}}, "spec.decode.template"),
+        ({"router": {"template": {"spec": {}}}}, "spec.router.template"),
+        ({"model": {"uri": "pvc://models/x", "name": "m"}}, "spec.model.uri pvc://models/x is a volume of a cluster"),
+        ({"model": {"uri": "/no/such/folder", "name": "m"}}, "spec.model.uri: there is no folder /no/such/folder"),
         ({"cache": {"hostGibibytes": 1}}, "spec.cache.hostGibibytes"),
         ({"transferBackend": "NIXL"}, "spec.transferBackend"),
         ({"prefill": {"maxReplicas": 20}}, "maxReplicas"),
@@ -43,6 +46,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(spec, field):
         ({"scaling": "External"}, "only advises"),
         ({"router": {"replicas": 2}}, "spec.router.replicas"),
         ({"router": {"binding": "JustInTime"}}, "JustInTime"),
+        ({"rollout": {"surge": 2}}, "spec.rollout"),
     ],
 )
 def test_a_field_without_effect_is_told(spec, word):

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kllm_core.kinds.manifest import MAXIMUM_BYTES, ManifestError, parse_service, read_service
+from kllm_core.kinds.manifest import (
+    MAXIMUM_BYTES,
+    ManifestError,
+    check_pool,
+    check_service,
+    parse_service,
+    read_service,
+)
+from kllm_core.kinds.model import ModelSource
+from kllm_core.kinds.status import ServiceStatus
 from kllm_core.objectives import Binding, Objectives
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -56,19 +65,28 @@ def test_what_kubernetes_adds_to_metadata_is_ignored():
             {"router": {"binding": "late"}},
             "spec.router.binding: expected 'Late', 'Early' or 'JustInTime', got 'late'; did you mean 'Late'?",
         ),
-        ({"prefill": {"minReplicas": 3, "maxReplicas": 2}}, "spec.prefill: minReplicas 3 is above maxReplicas 2"),
-        ({"prefill": {"engineArgs": {"port": 1}}}, "spec.prefill: engineArgs must not set 'port'"),
+        ({"prefill": {"minReplicas": 3, "maxReplicas": 2}}, "spec.prefill: minReplicas must not be above maxReplicas"),
+        ({"prefill": {"engineArgs": {"port": 1}}}, "spec.prefill.engineArgs: engineArgs must not set 'port'"),
         ({"prefill": {"engineArgs": {"--x": 1}}}, "without its leading dashes"),
         (
             {"model": {"uri": "s3://x", "name": "m"}},
-            "spec.model.uri: unknown scheme 's3'; use hf://, demo:// or a folder",
+            "spec.model.uri: a model is hf://ORG/NAME[@REVISION], pvc://CLAIM[/PATH], demo://NAME or",
         ),
         ({"model": {"uri": "demo://x", "name": "m"}}, "there are smollm2-135m, tiny-random-llama"),
         ({"model": {"uri": "hf://x", "name": "m"}}, "hf://ORG/NAME"),
         ({"model": {"uri": "/models/x"}}, "spec.model.name: required field is missing"),
         ({"decode": {"minReplicas": 0}}, "must both be 0 or both be above 0"),
-        ({"decode": {"parallelism": {"context": 2}}}, "decode.parallelism.context must be 1"),
-        ({"gpuBudget": 1}, "gpuBudget 1 is below the 2 accelerators of minReplicas"),
+        (
+            {"decode": {"parallelism": {"context": 2, "tensor": 2}, "accelerator": {"count": 2}}},
+            "spec.decode: parallelism.context must be 1",
+        ),
+        ({"gpuBudget": 1}, "spec: gpuBudget must be at least minReplicas times accelerator.count"),
+        ({"prefill": {"engineArgs": {"x": [1]}}}, "spec.prefill.engineArgs.x: must be text, a number, true or false"),
+        ({"prefill": {"template": {"spek": {}}}}, "spec.prefill.template.spek: unknown field; did you mean 'spec'?"),
+        (
+            {"prefill": {"template": {"spec": {"containers": [{"name": "engine", "args": []}]}}}},
+            "spec.prefill.template.spec.containers.0: command, args and ports of the containers engine",
+        ),
         ({"prefill": {"minReplicas": "many"}}, "spec.prefill.minReplicas: input should be a valid integer"),
     ],
 )
@@ -125,3 +143,55 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
     large.write_bytes(b"#" * (MAXIMUM_BYTES + 1))
     with pytest.raises(ManifestError, match="larger"):
         read_service(large)
+
+
+@pytest.mark.parametrize(
+    ("uri", "source"),
+    [
+        ("demo://smollm2-135m", ModelSource("demo", "smollm2-135m")),
+        ("hf://org/name@main", ModelSource("hf", "org/name@main")),
+        ("pvc://claim", ModelSource("pvc", "", "claim")),
+        ("pvc://claim/a/b/", ModelSource("pvc", "a/b", "claim")),
+        ("/models/x", ModelSource("folder", "/models/x")),
+    ],
+)
+def test_an_address_of_a_model_is_taken_apart(uri, source):
+    document = manifest(model={"uri": uri, "name": "m"})
+
+    assert parse_service(yaml.safe_dump(document)).spec.model.source == source
+
+
+def test_a_live_object_is_read_whatever_its_status_says():
+    """A status of another operator version must not keep this one from reading the spec."""
+    document = manifest() | {"status": {"conditions": "unreadable", "new": 1}}
+
+    assert check_service(document).spec == check_service(manifest()).spec
+    assert check_service(document).status == ServiceStatus()
+
+
+def test_a_pod_template_is_carried_as_it_was_written():
+    """Null and a field that is not there are not the same in Kubernetes."""
+    template = {
+        "metadata": {"labels": {"team": "a"}},
+        "spec": {
+            "nodeSelector": None,
+            "tolerations": [],
+            "containers": [{"name": "engine", "env": [{"name": "X", "valueFrom": None}], "volumeMounts": None}],
+        },
+    }
+
+    read = check_service(manifest(prefill={"template": template})).spec.prefill.template
+
+    assert read is not None
+    assert read.document() == template
+
+
+def test_a_pool_is_checked_by_its_own_kind():
+    spec = manifest()["spec"] | {"parallelism": {"tensor": 2, "context": 2}, "accelerator": {"count": 2}}
+    pool = {"apiVersion": "kllm.io/v1alpha1", "metadata": {"name": "chat-x"}, "spec": spec}
+
+    assert check_pool(pool | {"kind": "PrefillPool"}).spec.parallelism.world_size == 2
+    with pytest.raises(ManifestError, match=r"spec: parallelism\.context must be 1 for decode"):
+        check_pool(pool | {"kind": "DecodePool"})
+    with pytest.raises(ManifestError, match="kind: expected 'PrefillPool'"):
+        check_pool(manifest())

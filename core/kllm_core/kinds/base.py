@@ -1,56 +1,64 @@
-"""What the kinds share: camel-case fields, refused unknown fields, metadata, parallelism and accelerators."""
+"""What the kinds share: camel-case fields, refused unknown fields, metadata, and closed sets of words."""
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, Strict, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=53)]
-"""53 characters leave room for the suffixes of child objects."""
+from kllm_core.kinds.rules import VALIDATIONS, Rule
+
+DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 
 WholeNumber = Annotated[int, Strict()]
 """As the API server takes it: no fraction, no truth value, no text."""
 
-EngineArgument = bool | int | float | str
+MOST_INSTANCES = 1000
 
 
 class Part(BaseModel):
-    """Any part of a manifest."""
+    """Any part of a manifest.
+
+    Attributes:
+        rules: what holds between its fields.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, validate_by_name=True)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def document(self) -> dict[str, Any]:
+        """As in a manifest; fields that are unset are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _keeps_its_rules(self) -> Self:
+        broken = [rule.message for rule in self.rules if rule.holds is not None and not rule.holds(self)]
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        told = handler.resolve_ref_schema(handler(schema))
+        return told | {VALIDATIONS: [rule.validation for rule in cls.rules]} if cls.rules else told
 
 
 class Metadata(Part):
     """The part of Kubernetes object metadata that a user writes; the rest is carried and ignored."""
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True, validate_by_name=True)
+    model_config = ConfigDict(extra="ignore")
 
-    name: DnsLabel = Field(description="Unique in its namespace.")
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
+        description="Unique in its namespace."
+    )
     namespace: DnsLabel = Field("default", description="Where its objects live.")
     labels: dict[str, str] = Field(default_factory=dict, description="Labels for selection.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Free text for tools.")
-
-
-class Parallelism(Part):
-    """How one instance spreads over accelerators."""
-
-    tensor: WholeNumber = Field(1, ge=1, le=64, description="Tensor parallel size.")
-    data: WholeNumber = Field(1, ge=1, le=256, description="Data parallel size.")
-    pipeline: WholeNumber = Field(
-        1, ge=1, le=64, description="Pipeline parallel size. Above 1 the service binds early."
-    )
-    expert: WholeNumber = Field(1, ge=1, le=256, description="Expert parallel size, for mixture-of-experts models.")
-    context: WholeNumber = Field(1, ge=1, le=64, description="Prefill context parallel size; decode must keep 1.")
-
-
-class Accelerator(Part):
-    """The accelerators of one instance."""
-
-    resource_name: str = Field("nvidia.com/gpu", max_length=253, description="Extended resource to request.")
-    count: WholeNumber = Field(1, ge=0, le=64, description="Accelerators per instance; 0 runs the engine on the CPU.")
 
 
 class KvType(enum.StrEnum):
@@ -76,22 +84,16 @@ class Scaling(enum.StrEnum):
     EXTERNAL = "External"
 
 
-class RoleSpec(Part):
-    """Instances of one role."""
+def name_rule(most: int) -> Rule:
+    """How an object may be named whose name begins the names of its child objects."""
+    label = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
-    min_replicas: WholeNumber = Field(1, ge=0, le=1000, description="Never fewer instances than this.")
-    max_replicas: WholeNumber = Field(
-        default_factory=lambda given: max(1, given["min_replicas"]) if "min_replicas" in given else 1,
-        ge=0,
-        le=1000,
-        description="Never more instances than this; left out: minReplicas, at least 1.",
+    def holds(kind: Any) -> bool:
+        name = kind.metadata.name
+        return len(name) <= most and re.fullmatch(label, name) is not None
+
+    return Rule(
+        cel=f"size(self.metadata.name) <= {most} && self.metadata.name.matches('{label}')",
+        message=f"metadata.name must be at most {most} of a-z, 0-9 and '-', begin with a letter and not end with '-'",
+        holds=holds,
     )
-    slots: WholeNumber = Field(0, ge=0, le=1000, description="Pods kept ready to become instances of either role.")
-    parallelism: Parallelism = Field(default_factory=Parallelism, description="How one instance spreads.")
-    accelerator: Accelerator = Field(default_factory=Accelerator, description="What one instance runs on.")
-    engine_args: dict[str, EngineArgument] = Field(
-        default_factory=dict,
-        description="Further SGLang arguments, without the leading dashes; true stands for a flag without a value. "
-        "Arguments that kLLM sets itself (addresses, roles, model) are refused.",
-    )
-    template: dict[str, Any] | None = Field(None, description="Pod template that is merged into the instance's pod.")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from kllm_core.kinds.pools import DecodePool, PrefillPool
 from kllm_core.kinds.service import InferenceService
 
 MAXIMUM_BYTES = 1 << 20
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class ManifestError(ValueError):
@@ -57,21 +61,40 @@ def parse_service(text: str, *, source: str = "manifest") -> InferenceService:
         raise ManifestError(source, [f"expected one document with kind InferenceService, found {len(documents)}"])
     if not isinstance(documents[0], dict):
         raise ManifestError(source, [f"expected a mapping, found {_kind_of(documents[0])}"])
+    return check_service(documents[0], source=source)
+
+
+def check_service(document: Mapping[str, Any], *, source: str = "manifest") -> InferenceService:
+    """Check an InferenceService, as written or as the API server returns it: its status is not looked at.
+
+    Raises:
+        ManifestError: it has wrong fields.
+    """
+    return _checked(InferenceService, document, source)
+
+
+def check_pool(document: Mapping[str, Any], *, source: str = "manifest") -> PrefillPool | DecodePool:
+    """Check a pool. See `check_service`."""
+    if document.get("kind") == "DecodePool":
+        return _checked(DecodePool, document, source)
+    return _checked(PrefillPool, document, source)
+
+
+def _checked(kind: type[Kind], document: Mapping[str, Any], source: str) -> Kind:
     try:
-        return InferenceService.model_validate(documents[0])
+        return kind.model_validate({name: value for name, value in document.items() if name != "status"})
     except ValidationError as error:
         # A default that follows from a wrong field cannot be made, which is no problem of its own.
         told = (each for each in error.errors(include_url=False) if each["type"] != "default_factory_not_called")
-        problems = [_problem(details) for details in told]
-        raise ManifestError(source, problems) from error
+        raise ManifestError(source, [_problem(kind, details) for details in told]) from error
 
 
-def _problem(details: Any) -> str:
+def _problem(kind: type[BaseModel], details: Any) -> str:
     location: tuple[str | int, ...] = details["loc"]
     path = ".".join(str(part) for part in location) or "manifest"
     match details["type"]:
         case "extra_forbidden":
-            valid = _fields_at(InferenceService, location[:-1])
+            valid = _fields_at(kind, location[:-1])
             close = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"valid fields are {', '.join(sorted(valid))}"
             return f"{path}: unknown field; {hint}"

@@ -2,63 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from kllm_core.kinds.base import Metadata, Part, RoleSpec, WholeNumber
-from kllm_core.kinds.service import CacheSpec, ModelSpec, ObjectivesSpec
-from kllm_core.objectives import LoadSource
+from kllm_core.kinds.base import MOST_INSTANCES, Metadata, Part, TransferBackend, WholeNumber, name_rule
+from kllm_core.kinds.model import ModelSpec
+from kllm_core.kinds.role import DECODE_CONTEXT, RoleSpec
+from kllm_core.kinds.service import CacheSpec, ObjectivesSpec, ServiceSpec, Transfer
+from kllm_core.kinds.status import PoolStatus
+from kllm_core.objectives import Role
+
+_NAME = name_rule(48)
 
 
 class PoolSpec(RoleSpec):
-    """Desired state of one pool."""
+    """Desired state of one pool.
+
+    No rule ties replicas to minReplicas and maxReplicas: autoscalers write the one and the operator the others, and
+    neither may be refused because the other has not written yet. The operator bounds what it acts on.
+    """
 
     replicas: WholeNumber = Field(
-        1, ge=0, le=1000, description="Instances wanted now; the scale subresource writes it."
+        1,
+        ge=0,
+        le=MOST_INSTANCES,
+        description="Instances wanted now; the scale subresource writes it. Bounded by minReplicas and maxReplicas.",
     )
     model: ModelSpec = Field(description="What is served.")
     objectives: ObjectivesSpec = Field(description="What its users are promised.")
     cache: CacheSpec = Field(default_factory=CacheSpec, description="KV cache.")
-
-
-class LoadStatus(Part):
-    """Load of the pool in thousandths, since the API has no floats: 1000 is the boundary of the objective."""
-
-    value_milli: WholeNumber | None = Field(None, ge=0, description="Max of predicted and measured.")
-    predicted_milli: WholeNumber | None = Field(None, ge=0, description="From the timing model.")
-    measured_milli: WholeNumber | None = Field(None, ge=0, description="Sliding percentile at the routers.")
-    source: LoadSource = Field(LoadSource.UNKNOWN, description="Which of the two decided.")
-
-
-class PoolStatus(Part):
-    """Observed state of one pool."""
-
-    load: LoadStatus = Field(default_factory=LoadStatus, description="Load on the scale of its objective.")
-    desired: WholeNumber = Field(0, ge=0, description="Instances wanted.")
-    ready: WholeNumber = Field(0, ge=0, description="Instances that serve.")
-    warming: WholeNumber = Field(0, ge=0, description="Instances that are starting.")
-    draining: WholeNumber = Field(0, ge=0, description="Instances that finish what they have.")
-    observed_generation: WholeNumber | None = Field(
-        None, ge=0, description="Generation of the spec that this reflects."
+    transfer_backend: Transfer = Field(
+        TransferBackend.MOONCAKE, description="What moves KV from prefill to decode. It cannot be changed."
     )
+
+    @classmethod
+    def of(cls, service: ServiceSpec, role: Role) -> Self:
+        """The pool of one role of a service, with as few instances as may be."""
+        side = service.role(role)
+        shared = {name: getattr(service, name) for name in ("model", "objectives", "cache", "transfer_backend")}
+        own = {name: getattr(side, name) for name in RoleSpec.model_fields}
+        return cls(replicas=side.min_replicas, **own, **shared)
 
 
 class PrefillPool(Part):
     """Prefill instances of one model."""
 
+    rules = (_NAME,)
+
     api_version: Literal["kllm.io/v1alpha1"] = Field(description="kllm.io/v1alpha1")
     kind: Literal["PrefillPool"] = Field(description="PrefillPool")
-    metadata: Metadata
-    spec: PoolSpec
-    status: PoolStatus = Field(default_factory=PoolStatus)
+    metadata: Metadata = Field(description="Name, namespace, labels and annotations.")
+    spec: PoolSpec = Field(description="Desired state.")
+    status: PoolStatus = Field(default_factory=PoolStatus, description="Observed state; the operator writes it.")
 
 
 class DecodePool(Part):
     """Decode instances of one model."""
 
+    rules = (_NAME,)
+
     api_version: Literal["kllm.io/v1alpha1"] = Field(description="kllm.io/v1alpha1")
     kind: Literal["DecodePool"] = Field(description="DecodePool")
-    metadata: Metadata
-    spec: PoolSpec
-    status: PoolStatus = Field(default_factory=PoolStatus)
+    metadata: Metadata = Field(description="Name, namespace, labels and annotations.")
+    spec: Annotated[PoolSpec, DECODE_CONTEXT] = Field(description="Desired state.")
+    status: PoolStatus = Field(default_factory=PoolStatus, description="Observed state; the operator writes it.")

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field
 
-from kllm_core.kinds.base import (
-    DnsLabel,
-    EngineArgument,
-    KvType,
-    Metadata,
-    Part,
-    RoleSpec,
-    Scaling,
-    TransferBackend,
-    WholeNumber,
-)
-from kllm_core.objectives import Binding, Objectives
+from kllm_core.kinds.base import KvType, Metadata, Part, Scaling, TransferBackend, WholeNumber, name_rule
+from kllm_core.kinds.model import ModelSpec
+from kllm_core.kinds.role import DECODE_CONTEXT, RoleSpec
+from kllm_core.kinds.rules import Rule, unchangeable
+from kllm_core.kinds.status import ServiceStatus
+from kllm_core.kinds.template import PodTemplate
+from kllm_core.objectives import Binding, Objectives, Role
 
-RESERVED_ENGINE_ARGS = frozenset(
-    {
-        "api-key", "admin-api-key", "device", "disaggregation-bootstrap-port", "disaggregation-mode",
-        "disaggregation-transfer-backend", "enable-metrics", "enable-pd-role-switch", "grpc-port", "grpc-mode", "host",
-        "kv-cache-dtype", "kv-events-config", "model", "model-path", "nccl-port", "optimistic-prefill-attempts",
-        "page-size", "port", "served-model-name", "smg-grpc-mode", "tokenizer-path", "tp", "tp-size",
-        "tensor-parallel-size", "dp", "dp-size", "pp-size", "ep-size",
-    }
-)  # fmt: skip
-"""Arguments that follow from other fields; setting them twice could only disagree."""
-
-_ENGINE_ARG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-
-DEMO_MODELS = ("smollm2-135m", "tiny-random-llama")
-
-
-class ModelSpec(Part):
-    """What is served."""
-
-    uri: str = Field(
-        min_length=1,
-        max_length=4096,
-        description="hf://ORG/NAME[@REVISION], a folder with config and safetensors, or demo://smollm2-135m.",
-    )
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=253)] = Field(
-        description="Name that clients give in `model`."
-    )
-
-    @field_validator("uri")
-    @classmethod
-    def _known_scheme(cls, uri: str) -> str:
-        scheme, separator, rest = uri.partition("://")
-        if not separator:
-            return uri
-        if scheme == "hf" and re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", rest):
-            return uri
-        if scheme == "demo" and rest in DEMO_MODELS:
-            return uri
-        if scheme == "demo":
-            raise ValueError(f"unknown demo model {rest!r}; there are {', '.join(DEMO_MODELS)}")
-        if scheme == "hf":
-            raise ValueError("an hf:// address is hf://ORG/NAME or hf://ORG/NAME@REVISION")
-        raise ValueError(f"unknown scheme {scheme!r}; use hf://, demo:// or a folder")
+_PAIRING = "instances of before and after the change could not pair while it is rolled out"
 
 
 class ObjectivesSpec(Part):
@@ -83,70 +35,117 @@ class RouterSpec(Part):
     replicas: WholeNumber = Field(
         1, ge=1, le=100, description="Routers; each can pair any prefill and decode instance."
     )
-    binding: Binding = Field(Binding.LATE, description="When the decode instance is chosen.")
+    binding: Binding = Field(
+        Binding.LATE,
+        description="When the decode instance is chosen: Late after prefill, Early on arrival, JustInTime when the "
+        "rest of the prefill takes as long as the handshake.",
+    )
+    template: PodTemplate | None = Field(
+        None, description="Pod template that is merged into the router's pod, whose container is `router`."
+    )
+
+
+class RolloutSpec(Part):
+    """How instances are replaced after a change of the spec."""
+
+    rules = (
+        Rule(
+            cel="self.surge > 0 || self.maxUnavailable > 0",
+            message="surge and maxUnavailable must not both be 0: nothing could be replaced",
+            holds=lambda self: self.surge > 0 or self.max_unavailable > 0,
+        ),
+    )
+
+    surge: WholeNumber = Field(
+        1, ge=0, le=100, description="Most instances above the wanted ones of both roles together, within gpuBudget."
+    )
+    max_unavailable: WholeNumber = Field(
+        0,
+        ge=0,
+        le=100,
+        description="How many fewer than minReplicas of a role may serve; for a gpuBudget without room for one more.",
+    )
 
 
 class CacheSpec(Part):
     """KV cache, equal for prefill and decode."""
 
-    page_size: WholeNumber = Field(16, ge=1, le=256, description="Tokens per KV block.")
-    kv_type: KvType = Field(KvType.AUTO, description="Element type of the KV cache.")
+    page_size: Annotated[WholeNumber, unchangeable("cache.pageSize", _PAIRING)] = Field(
+        16, ge=1, le=256, description="Tokens per KV block, of prefill and decode alike. It cannot be changed."
+    )
+    kv_type: Annotated[KvType, unchangeable("cache.kvType", _PAIRING)] = Field(
+        KvType.AUTO, description="Element type of the KV cache, of prefill and decode alike. It cannot be changed."
+    )
     host_gibibytes: WholeNumber = Field(0, ge=0, le=65536, description="Host memory tier per instance; 0 turns it off.")
+
+
+Transfer = Annotated[TransferBackend, unchangeable("transferBackend", _PAIRING)]
 
 
 class ServiceSpec(Part):
     """Desired state."""
+
+    rules = (
+        Rule(
+            cel="(self.prefill.minReplicas == 0) == (self.decode.minReplicas == 0)",
+            message="prefill.minReplicas and decode.minReplicas must both be 0 or both be above 0",
+            holds=lambda self: (self.prefill.min_replicas == 0) == (self.decode.min_replicas == 0),
+        ),
+        Rule(
+            cel="self.decode.parallelism.pipeline in [1, self.prefill.parallelism.pipeline]",
+            message="decode.parallelism.pipeline must be 1 or equal to prefill.parallelism.pipeline",
+            holds=lambda self: self.decode.parallelism.pipeline in {1, self.prefill.parallelism.pipeline},
+        ),
+        Rule(
+            cel="!has(self.gpuBudget) || self.prefill.minReplicas * self.prefill.accelerator.count + "
+            "self.decode.minReplicas * self.decode.accelerator.count <= self.gpuBudget",
+            message="gpuBudget must be at least minReplicas times accelerator.count of prefill and decode together",
+            holds=lambda self: (
+                self.gpu_budget is None
+                or sum(role.min_replicas * role.accelerator.count for role in (self.prefill, self.decode))
+                <= self.gpu_budget
+            ),
+        ),
+    )
 
     model: ModelSpec = Field(description="What is served.")
     objectives: ObjectivesSpec = Field(description="What its users are promised.")
     gpu_budget: WholeNumber | None = Field(
         None, ge=1, le=100_000, description="Most accelerators at a time; unset: no limit."
     )
-    scaling: Scaling = Field(Scaling.SLO, description="SLO: kLLM writes replica counts. External: someone else does.")
+    scaling: Scaling = Field(
+        Scaling.SLO,
+        description="SLO: kLLM writes the pools' replicas. External: someone else does (HPA, KEDA, kubectl scale), and "
+        "the planner only advises.",
+    )
     prefill: RoleSpec = Field(default_factory=RoleSpec, description="Prefill instances.")
-    decode: RoleSpec = Field(default_factory=RoleSpec, description="Decode instances.")
+    decode: Annotated[RoleSpec, DECODE_CONTEXT] = Field(default_factory=RoleSpec, description="Decode instances.")
     router: RouterSpec = Field(default_factory=RouterSpec, description="Routers.")
+    rollout: RolloutSpec = Field(
+        default_factory=RolloutSpec, description="How instances are replaced after a change of the spec."
+    )
     cache: CacheSpec = Field(default_factory=CacheSpec, description="KV cache.")
-    transfer_backend: TransferBackend = Field(TransferBackend.MOONCAKE, description="What moves KV.")
+    transfer_backend: Transfer = Field(
+        TransferBackend.MOONCAKE, description="What moves KV from prefill to decode. It cannot be changed."
+    )
 
-    @field_validator("prefill", "decode")
-    @classmethod
-    def _role_is_sound(cls, role: RoleSpec) -> RoleSpec:
-        if role.min_replicas > role.max_replicas:
-            raise ValueError(f"minReplicas {role.min_replicas} is above maxReplicas {role.max_replicas}")
-        _check_engine_args(role.engine_args)
-        return role
-
-    @model_validator(mode="after")
-    def _roles_fit_together(self) -> Self:
-        if (self.prefill.min_replicas == 0) != (self.decode.min_replicas == 0):
-            raise ValueError("prefill.minReplicas and decode.minReplicas must both be 0 or both be above 0")
-        if self.decode.parallelism.context != 1:
-            raise ValueError("decode.parallelism.context must be 1")
-        if self.gpu_budget is not None:
-            needed = sum(role.min_replicas * role.accelerator.count for role in (self.prefill, self.decode))
-            if needed > self.gpu_budget:
-                raise ValueError(f"gpuBudget {self.gpu_budget} is below the {needed} accelerators of minReplicas")
-        return self
+    def role(self, role: Role) -> RoleSpec:
+        """Instances of one role."""
+        return self.prefill if role is Role.PREFILL else self.decode
 
 
 class InferenceService(Part):
     """One model with two objectives, served by a prefill and a decode pool."""
 
+    rules = (name_rule(40),)
+
     api_version: Literal["kllm.io/v1alpha1"] = Field(description="kllm.io/v1alpha1")
     kind: Literal["InferenceService"] = Field(description="InferenceService")
-    metadata: Metadata
-    spec: ServiceSpec
+    metadata: Metadata = Field(description="Name, namespace, labels and annotations.")
+    spec: ServiceSpec = Field(description="Desired state.")
+    status: ServiceStatus = Field(default_factory=ServiceStatus, description="Observed state; the operator writes it.")
 
     @property
-    def name(self) -> DnsLabel:
+    def name(self) -> str:
         """Its name, unique in its namespace."""
         return self.metadata.name
-
-
-def _check_engine_args(arguments: dict[str, EngineArgument]) -> None:
-    for name in arguments:
-        if not _ENGINE_ARG.fullmatch(name):
-            raise ValueError(f"engineArgs name {name!r} must be an SGLang argument without its leading dashes")
-        if name in RESERVED_ENGINE_ARGS:
-            raise ValueError(f"engineArgs must not set {name!r}: kLLM sets it from other fields")

@@ -1,0 +1,65 @@
+"""What the operator knows beside a service when it renders: images, programs, who may call whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kllm_operator.render.engine import EngineConfig
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """What the operator adds to each router's pod.
+
+    Attributes:
+        image: of the router.
+        pull_policy: IfNotPresent, Always or Never.
+        pull_secrets: names of secrets in the service's namespace.
+        command: the router's program.
+        template: pod template under that of services; None adds nothing.
+        lame_duck_seconds: for which a router that is told to end still takes requests, until every node's proxy and
+            every load balancer has heard of it.
+        drain_seconds: that it then has for what it holds.
+    """
+
+    image: str
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+    command: tuple[str, ...] = ("kllm-router",)
+    template: Mapping[str, Any] | None = None
+    lame_duck_seconds: float = 5.0
+    drain_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Who is who for network policies.
+
+    Attributes:
+        operator_namespace: where the operator runs.
+        operator_labels: that select its pods there.
+        clients: NetworkPolicyPeers that may call routers; empty is everyone.
+        metrics: NetworkPolicyPeers that may read metrics of routers and engines.
+    """
+
+    operator_namespace: str
+    operator_labels: Mapping[str, str]
+    clients: tuple[Mapping[str, Any], ...] = ()
+    metrics: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class RenderConfig:
+    """All of it.
+
+    Attributes:
+        engine: engines' part; the router's pod fetches demo models with the engine's program.
+        router: routers' part.
+        network: None renders no network policies.
+    """
+
+    engine: EngineConfig
+    router: RouterConfig
+    network: NetworkConfig | None = None

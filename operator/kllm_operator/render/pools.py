@@ -1,0 +1,27 @@
+"""The two pools of a service, without their replica counts: those have writers of their own. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kllm_core import labels
+from kllm_core.kinds.pools import PoolSpec
+from kllm_core.kinds.service import InferenceService
+from kllm_core.objectives import Role
+from kllm_operator.render.objects import rendered
+
+_KINDS = {Role.PREFILL: "PrefillPool", Role.DECODE: "DecodePool"}
+
+
+def pool(service: InferenceService, role: Role) -> dict[str, Any]:
+    """The pool of one role."""
+    spec = PoolSpec.of(service.spec, role).document()
+    del spec["replicas"]
+    return rendered(
+        service,
+        api_version=labels.API_VERSION,
+        kind=_KINDS[role],
+        name=f"{service.name}-{role}",
+        component=labels.COMPONENT_POOL,
+        body={"spec": spec},
+    )
