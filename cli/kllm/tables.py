@@ -9,15 +9,13 @@ from kllm.rows import NOT_ANSWERING, Row
 from kllm_core.fleet import InstanceState
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 
 def print_tables(rows: list[Row]) -> None:
     """Each service with its pools and its processes."""
-    from rich.console import Console  # noqa: PLC0415 - JSON does not need it
-
-    # Without a terminal the width is unknown, and cut columns would be of no use to a reader.
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    console = new_console()
     for service in dict.fromkeys(row.service for row in rows):
         mine = [row for row in rows if row.service == service]
         console.print(_heading(service, mine), soft_wrap=True)
@@ -26,7 +24,15 @@ def print_tables(rows: list[Row]) -> None:
         console.print(_instance_table(mine))
 
 
-def _table(*titles: str, texts: int) -> Table:
+def new_console() -> Console:
+    """Where tables are printed."""
+    from rich.console import Console  # noqa: PLC0415 - JSON does not need it
+
+    # Without a terminal the width is unknown, and cut columns would be of no use to a reader.
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+
+
+def new_table(*titles: str, texts: int) -> Table:
     """A table whose first columns hold text and whose others hold numbers."""
     from rich import box  # noqa: PLC0415 - JSON does not need it
     from rich.table import Table  # noqa: PLC0415
@@ -39,7 +45,7 @@ def _table(*titles: str, texts: int) -> Table:
 
 def _pool_table(pools: dict[str, dict[str, Any]]) -> Table:
     numbers = ("LOAD", "PREDICTED", "MEASURED", "DESIRED", "READY", "WARMING", "DRAINING")
-    table = _table("POOL", "LIMITED BY", *numbers, texts=2)
+    table = new_table("POOL", "LIMITED BY", *numbers, texts=2)
     for name, pool in pools.items():
         load = pool["load"]
         loads = (_two_places(load[key]) for key in ("value", "predicted", "measured"))
@@ -51,7 +57,7 @@ def _pool_table(pools: dict[str, dict[str, Any]]) -> Table:
 def _instance_table(rows: list[Row]) -> Table:
     paced = any(row.pacing for row in rows)
     titles = ("NAME", "ROLE", "STATE", "RUNNING", "QUEUED", "PARKED", "KV", "PID", "PSS MIB")
-    table = _table(*titles, *(("PACING",) if paced else ()), texts=3)
+    table = new_table(*titles, *(("PACING",) if paced else ()), texts=3)
     # On a terminal of 80 columns a long state takes two lines, so that no number is cut.
     table.columns[titles.index("STATE")].no_wrap = False
     for row in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,28 @@ class ArgumentError(ValueError):
 
 
 @dataclass(frozen=True)
+class FleetFile:
+    """Instances on one machine, from a file."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class FleetPods:
+    """Instances on a cluster, from its API server.
+
+    Attributes:
+        service: name of the InferenceService.
+        namespace: None takes the router's own.
+        kubeconfig: None takes the pod's ServiceAccount.
+    """
+
+    service: str
+    namespace: str | None
+    kubeconfig: Path | None
+
+
+@dataclass(frozen=True)
 class Arguments:
     """What the router was started with.
 
@@ -30,7 +53,7 @@ class Arguments:
 
     listen: tuple[str, int]
     grpc_listen: tuple[str, int] | None
-    fleet: Path
+    fleet: FleetFile | FleetPods
     token: str
     model_name: str
     tokenizer: Path
@@ -52,7 +75,9 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         ArgumentError: a file cannot be used.
         SystemExit: with 2, the command line is wrong.
     """
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(argv)
+    fleet = _fleet(parser, given)
     timeouts = Timeouts(
         connect=given.connect_seconds,
         prefill=given.prefill_seconds,
@@ -69,7 +94,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
     return Arguments(
         listen=given.listen,
         grpc_listen=given.grpc_listen,
-        fleet=given.fleet,
+        fleet=fleet,
         token=token,
         model_name=given.model_name,
         tokenizer=given.tokenizer,
@@ -99,7 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--listen", type=_address, default=("127.0.0.1", 8000), metavar="HOST:PORT", help="HTTP; port 0: any free one")
     add("--grpc-listen", type=_address, metavar="HOST:PORT", help="gRPC; left out: none")
-    add("--fleet", type=Path, required=True, help="file that lists the instances; watched for changes")
+    add("--discovery", choices=["file", "kubernetes"], default="file", help="who tells of the instances")
+    add("--fleet", type=Path, help="with file: the file that lists the instances; watched for changes")
+    add("--service", type=_label, help="with kubernetes: name of the InferenceService")
+    add("--namespace", type=_label, help="with kubernetes: where its pods are; default: the router's own")
+    add("--kubeconfig", type=Path, help="with kubernetes: how to reach the API server; default: the ServiceAccount")
     add("--token-file", type=Path, required=True, help="file with the fleet token")
     add("--model-name", required=True, help="name that clients give in `model`")
     add("--tokenizer", type=Path, required=True, metavar="DIR", help="folder with the model's tokenizer and config")
@@ -147,6 +176,26 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-connections", type=_positive, default=http.connections, help="most client connections")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser
+
+
+def _fleet(parser: argparse.ArgumentParser, given: argparse.Namespace) -> FleetFile | FleetPods:
+    needed, others = "service", ["fleet"]
+    if given.discovery == "file":
+        needed, others = "fleet", ["service", "namespace", "kubeconfig"]
+    if getattr(given, needed) is None:
+        parser.error(f"--discovery {given.discovery} needs --{needed}")
+    for name in others:
+        if getattr(given, name) is not None:
+            parser.error(f"--{name} is not for --discovery {given.discovery}")
+    if given.discovery == "kubernetes":
+        return FleetPods(given.service, given.namespace, given.kubeconfig)
+    return FleetFile(given.fleet)
+
+
+def _label(text: str) -> str:
+    if len(text) > 63 or not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name on Kubernetes")
+    return text
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -144,6 +144,11 @@ class FleetView(Protocol):
         """Whether at least one prefill and one decode instance take requests."""
         ...
 
+    @property
+    def known(self) -> bool:
+        """Whether discovery has told of the instances, and each has answered or had time to; it stays so."""
+        ...
+
     def choose_prefill(
         self, request: EngineRequest, *, excluded: frozenset[str] = frozenset(), prefer: str = ""
     ) -> Endpoint:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import orjson
@@ -21,8 +21,10 @@ from kllm_core.lifetime import die_with_parent
 from kllm_core.logs import configure_logs
 from kllm_core.objectives import Role
 from kllm_router import arguments as command_line
-from kllm_router.arguments import ArgumentError, Arguments
+from kllm_router.arguments import ArgumentError, Arguments, FleetFile, FleetPods
+from kllm_router.discovery.exceptions import AccessError
 from kllm_router.discovery.file import watch_fleet_file
+from kllm_router.discovery.instances import DiscoveredInstance
 from kllm_router.frontend.application import RouterApplication
 from kllm_router.frontend.grpc_server import GrpcServer
 from kllm_router.frontend.grpc_service import RouterService
@@ -30,29 +32,36 @@ from kllm_router.frontend.http_server import HttpServer
 from kllm_router.frontend.openai import OpenAiPreparer
 from kllm_router.frontend.tokenizer import ModelFilesError
 from kllm_router.limits import RequestLimits
-from kllm_router.metrics import RouterMetrics
+from kllm_router.metrics import DiscoveryMetrics, RouterMetrics
 from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
 from kllm_router.proxy.pairing import Pairing
 from kllm_router.proxy.upstream import EngineClient
 from kllm_router.service_levels import ServiceLevels
 
+TOKENIZER_COMMAND = "tokenizer"
 _BAD_CONFIGURATION = 2
 
 _log = structlog.get_logger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the router; exits with 0 after SIGTERM, 2 when it cannot be started as asked, 1 when it broke."""
+    """Run `kllm-router`; exits with 0 after SIGTERM, 2 when it cannot be started as asked, 1 when it broke."""
     # Until the loop has its own handlers, being told to stop is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == [TOKENIZER_COMMAND]:
+        from kllm_router.tokenizer_command import run as run_tokenizer  # noqa: PLC0415
+
+        sys.exit(run_tokenizer(argv[1:]))
     try:
         arguments = command_line.parse(argv)
         if arguments.parent_pid is not None:
             die_with_parent(arguments.parent_pid)
         configure_logs(getattr(logging, arguments.log_level.upper()))
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every call
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(run(arguments))
-    except (ArgumentError, ModelFilesError) as error:
+    except (ArgumentError, AccessError, ModelFilesError) as error:
         print(f"kllm-router: {error}", file=sys.stderr)  # noqa: T201  logs may not be set up yet
         sys.exit(_BAD_CONFIGURATION)
     sys.exit(code)
@@ -63,6 +72,7 @@ async def run(arguments: Arguments) -> int:
 
     Raises:
         ArgumentError: an address cannot be had.
+        AccessError: it is not known how to reach the API server.
         ModelFilesError: the tokenizer's folder cannot be used.
     """
     router = Router(arguments)
@@ -118,6 +128,7 @@ class Router:
         self._grpc: GrpcServer | None = None
         if arguments.grpc_listen is not None:
             self._grpc = GrpcServer(router=service, levels=levels, ready=lambda: self.fleet.ready)
+        self._discovered = _discover(arguments.fleet, self.metrics)
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, str]:
@@ -130,7 +141,7 @@ class Router:
             ArgumentError: an address cannot be had.
         """
         arguments = self._arguments
-        self._following = asyncio.create_task(self.fleet.run(watch_fleet_file(arguments.fleet)))
+        self._following = asyncio.create_task(self.fleet.run(self._discovered))
         try:
             host, port = await self.http.start(*arguments.listen)
         except OSError as error:
@@ -197,6 +208,20 @@ class Router:
         wished = self._arguments.context_tokens
         known = [tokens for tokens in (wished, told.context_tokens) if tokens is not None]
         return RequestLimits(min(known, default=None), told.kv_tokens)
+
+
+def _discover(fleet: FleetFile | FleetPods, metrics: RouterMetrics) -> AsyncIterator[list[DiscoveredInstance]]:
+    if isinstance(fleet, FleetFile):
+        return watch_fleet_file(fleet.path)
+    # Only a router on a cluster pays for the client.
+    from kllm_router.discovery.access import from_kubeconfig, in_cluster  # noqa: PLC0415
+    from kllm_router.discovery.kubernetes import PodWatcher  # noqa: PLC0415
+
+    access = in_cluster() if fleet.kubeconfig is None else from_kubeconfig(fleet.kubeconfig)
+    access.check()
+    return PodWatcher(
+        access, service=fleet.service, namespace=fleet.namespace, metrics=DiscoveryMetrics(metrics.registry)
+    ).changes()
 
 
 def _next(first: asyncio.Event, second: asyncio.Event) -> None:

@@ -104,3 +104,41 @@ class RouterMetrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{ROUTER_PREFIX}_{name}", text, labels, registry=self.registry)
+
+
+class DiscoveryMetrics:
+    """How well the API server tells of pods.
+
+    Args:
+        registry: whose metrics they become.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"{ROUTER_PREFIX}_discovery_{name}", text, registry=registry)
+
+        self._connected = gauge("connected", "1 while the API server tells of pods; else the last known fleet stays.")
+        self._instances = gauge("instances", "Instances that are known.")
+        self._contact = gauge("last_contact_timestamp_seconds", "When the API server last said anything.")
+        self._lists = Counter(f"{ROUTER_PREFIX}_discovery_lists", "Complete lists of pods.", registry=registry)
+        self._failures = Counter(
+            f"{ROUTER_PREFIX}_discovery_failures",
+            "Lists and watches that failed, by reason.",
+            ("reason",),
+            registry=registry,
+        )
+
+    def listed(self) -> None:
+        """A complete list has come."""
+        self._lists.inc()
+
+    def reached(self, instances: int) -> None:
+        """The API server has said something, after which so many instances are known."""
+        self._connected.set(1)
+        self._instances.set(instances)
+        self._contact.set_to_current_time()
+
+    def failed(self, reason: str) -> None:
+        """A list or a watch has failed."""
+        self._connected.set(0)
+        self._failures.labels(reason).inc()

@@ -86,7 +86,7 @@ class RecoverySettings:
     """Decode instances that one stream may lose after its first byte."""
     continue_streams: bool = True
     """Whether broken streams go on at all; it costs a line of token ids in each part that an engine sends."""
-    patience_seconds: float = 4.0
+    patience_seconds: float = 3.5
     """How long a request that has lost its instance, or whose prompt is computed, waits for one that can go on with it,
     from the lost one's last sign of life. What nobody can serve is answered with 503 within 5 seconds."""
     kept_bytes: int = 4 * 1024 * 1024

@@ -93,7 +93,9 @@ async def test_a_large_refused_body_still_lets_the_client_read_the_answer():
         ("GET", "/v1/models/other", 404),
         ("OPTIONS", "/v1/chat/completions", 204),
         ("GET", "/healthz", 200),
+        ("GET", "/livez", 200),
         ("GET", "/readyz?verbose", 200),
+        ("GET", "/readyz/router", 200),
         ("GET", "/metrics", 200),
         ("GET", "/v1/models", 200),
         ("GET", "/v1/models/m", 200),
@@ -129,6 +131,19 @@ async def test_readiness_follows_the_fleet():
         assert (await client.answer()).status == 503
         client.request("GET", "/healthz")
         assert (await client.answer()).status == 200
+
+
+async def test_a_router_that_knows_its_fleet_takes_requests_whether_or_not_it_can_serve_them():
+    async with router() as r, connected(r) as client:
+        r.fleet.ready = False
+        client.request("GET", "/readyz/router")
+        assert (await client.answer()).status == 200
+        r.fleet.known = False
+        client.request("GET", "/readyz/router")
+        assert (await client.answer()).status == 503
+        r.fleet.known = r.server.application.stopping = True
+        client.request("GET", "/readyz/router")
+        assert error_of(await client.answer())["code"] == "router_stopping"
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 from router.fake_engine import FakeEngine, delta
 from router.router_helpers import Client, until
+from router_brain.fake_api_server import NAMESPACE, FakeApiServer, pod
 from router_brain.scripted_agent import ScriptedAgent
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kllm_core.objectives import Role
+from kllm_router.discovery.kubernetes import AGENT_PORT
 
 TOKEN = "a-token-of-enough-characters"
 
@@ -199,6 +201,58 @@ async def test_it_ends_with_its_parent(files):
         pass
     gone = refused(*files, "--listen", "127.0.0.1:0", "--parent-pid", "1")
     assert gone.returncode == -signal.SIGKILL
+
+
+async def test_on_a_cluster_it_finds_its_instances_at_the_api_server(files, tmp_path):
+    server, arguments = FakeApiServer(), files[2:]
+    await server.start()
+    agents = [ScriptedAgent("p1", token=TOKEN), ScriptedAgent("d2", Role.DECODE, token=TOKEN)]
+    for number, agent in enumerate(agents):
+        agent.host, agent.port = f"127.0.77.{number + 1}", AGENT_PORT
+        await agent.start()
+        await server.put(pod(agent.id, role=agent.role.value, podIP=agent.host))
+    kubeconfig = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}],
+        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
+        "users": [{"name": "u", "user": {"token": "token-of-the-test"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
+    flags = ("--discovery", "kubernetes", "--service", "chat", "--kubeconfig", str(tmp_path / "kubeconfig"))
+    async with started(*arguments, *flags) as (process, port):
+        await until_ready(port)
+        await server.stop()
+        client = Client(*await asyncio.open_connection("127.0.0.1", port))
+        client.request("GET", "/kllm/v1/status")
+        assert [each["id"] for each in (await client.answer()).json["instances"]] == ["d2", "p1"]
+        client.request("GET", "/metrics")
+        assert "kllm_router_discovery_instances 2.0" in (await client.answer()).body.decode()
+        client.leave()
+        assert await ready(port) == 200
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    for agent in agents:
+        await agent.stop()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "needs --fleet"),
+        (("--discovery", "kubernetes"), "needs --service"),
+        (("--discovery", "kubernetes", "--service", "chat", "--fleet", "f"), "--fleet is not for"),
+        (("--fleet", "f", "--namespace", "n"), "--namespace is not for"),
+        (("--discovery", "kubernetes", "--service", "Chat_1"), "is not a name"),
+        (("--discovery", "kubernetes", "--service", "chat"), "--kubeconfig"),
+        (("--discovery", "kubernetes", "--service", "chat", "--kubeconfig", "/nowhere"), "/nowhere"),
+    ],
+)
+async def test_a_fleet_that_cannot_be_found_is_told_by_flag(files, monkeypatch, flags, said):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    result = refused(*files[2:], *flags)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,12 @@ class ScriptedAgent(engine_pb2_grpc.EngineAgentServicer):
         self._cache: list[asyncio.Queue[Any]] = []
         self._loads: dict[str, Any] = {"running_requests": 0, "queued_uncached_tokens": 0, "kv_used_tokens": 0}
         self._server: grpc.aio.Server | None = None
+        self.host = "127.0.0.1"
         self.port = 0
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     async def start(self) -> ScriptedAgent:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))

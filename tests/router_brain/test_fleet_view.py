@@ -76,6 +76,42 @@ async def test_an_instance_gets_nothing_before_its_milestones_are_heard(
         assert (await heard(watch)).kind is EventKind.PREFILL_DONE
 
 
+async def test_an_address_where_another_instance_answers_is_not_the_instance(
+    agents: list[ScriptedAgent], views: Callable[..., AgentFleetView]
+):
+    """Addresses of pods are used again."""
+    made = views()
+    ended = DiscoveredInstance("p9", Role.PREFILL, agents[0].address)
+    made.book.apply([ended, DiscoveredInstance("p0", Role.PREFILL, agents[0].address)])
+    await wait_until(lambda: made.book.records["p0"].endpoint is not None and "p0" in made.book.records["p9"].problem)
+    assert made.book.records["p9"].endpoint is None
+
+
+async def test_the_fleet_is_known_when_all_have_answered_and_stays_so(
+    agents: list[ScriptedAgent], views: Callable[..., AgentFleetView]
+):
+    made = views(hearing_seconds=3600)
+    assert not made.known
+    follow(made, agents[:2])
+    assert not made.known
+    await wait_until(lambda: made.known)
+    made.book.apply([DiscoveredInstance("away", Role.PREFILL, "127.0.0.1:9")])
+    assert made.known
+
+
+async def test_the_fleet_is_known_when_those_who_do_not_answer_had_time_to(views: Callable[..., AgentFleetView]):
+    made = views(hearing_seconds=0.1)
+    made.book.apply([DiscoveredInstance("away", Role.PREFILL, "127.0.0.1:9")])
+    assert not made.known
+    await wait_until(lambda: made.known)
+
+
+async def test_a_fleet_without_instances_is_known(views: Callable[..., AgentFleetView]):
+    made = views(hearing_seconds=3600)
+    made.book.apply([])
+    assert made.known
+
+
 def shown(view: AgentFleetView, instance_id: str) -> dict:
     return next(instance for instance in view.status()["instances"] if instance["id"] == instance_id)
 

@@ -39,6 +39,17 @@ def test_a_state_without_a_load_is_an_unknown_load():
     assert known.age(11.0) is None
 
 
+def test_why_an_instance_is_in_its_state_is_kept_until_it_is_told_anew():
+    known = record()
+    known.learn_load(report(state=engine_pb2.INSTANCE_STATE_FAILED, message="the engine ended, signal 9"), 10.0)
+
+    known.learn_load(report(running_requests=0), 11.0)
+    assert known.message == "the engine ended, signal 9"
+
+    known.learn_load(report(state=engine_pb2.INSTANCE_STATE_SERVING, message=""), 12.0)
+    assert not known.message
+
+
 def test_after_a_broken_stream_nothing_is_taken_over():
     known = record()
     known.learn_load(report(running_requests=3, kv_used_tokens=70), 10.0)

@@ -7,6 +7,7 @@ import hmac
 import math
 import re
 import secrets
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,13 @@ _MODELS = "/v1/models/"
 _STATUS = "/kllm/v1/status"
 """Whoever has the fleet token may read it too."""
 _GENERATE = frozenset({"/v1/chat/completions", "/v1/completions"})
-_READ = frozenset({"/v1/models", "/healthz", "/readyz", "/metrics", _STATUS})
-_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
+_PROBES = frozenset({"/healthz", "/livez", "/readyz", "/readyz/router"})
+_READ = frozenset({"/v1/models", "/metrics", _STATUS, *_PROBES})
+_OPEN = frozenset({"/metrics", *_PROBES})
 """Routes that need no API key: probes and scrapers have none."""
 
+_METRICS_SECONDS = 0.5
+"""For so long the same page is given; scrapers come seconds apart."""
 _DEADLINE = "x-kllm-timeout-seconds"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -63,11 +67,15 @@ class RouterApplication:
         self._metrics = metrics
         self._api_keys = [key.encode() for key in api_keys]
         self._status_keys = [*self._api_keys, *([fleet_token.encode()] if fleet_token else [])]
+        self._metrics_text = b""
+        self._metrics_until = 0.0
         self._pages: dict[str, Callable[[], HttpResponse]] = {
             "/v1/models": self._models,
-            "/healthz": lambda: HttpResponse(200, b'{"status":"ok"}'),
+            "/healthz": _alive,
+            "/livez": _alive,
             "/readyz": self._ready,
-            "/metrics": lambda: HttpResponse(200, self._metrics.text(), CONTENT_TYPE),
+            "/readyz/router": self._router_ready,
+            "/metrics": self._metrics_page,
             _STATUS: lambda: HttpResponse(200, orjson.dumps(self._fleet.status(), default=str)),
         }
 
@@ -201,6 +209,25 @@ class RouterApplication:
         if self._fleet.ready:
             return HttpResponse(200, b'{"status":"ready"}')
         raise errors.unavailable("no prefill and decode instance take requests yet", code="not_ready")
+
+    def _metrics_page(self) -> HttpResponse:
+        """Anyone may ask, and a page takes milliseconds, so it is not made anew for each who asks."""
+        now = time.monotonic()
+        if now >= self._metrics_until:
+            self._metrics_text, self._metrics_until = self._metrics.text(), now + _METRICS_SECONDS
+        return HttpResponse(200, self._metrics_text, CONTENT_TYPE)
+
+    def _router_ready(self) -> HttpResponse:
+        """Whether requests may come here: a fleet that has failed is told by 503 with its reason, not by no answer."""
+        if self.stopping:
+            raise errors.unavailable("the router is stopping", code="router_stopping")
+        if self._fleet.known:
+            return HttpResponse(200, b'{"status":"ready"}')
+        raise errors.unavailable("the instances are not known yet", code="not_ready")
+
+
+def _alive() -> HttpResponse:
+    return HttpResponse(200, b'{"status":"ok"}')
 
 
 def _allowed(path: str) -> str:

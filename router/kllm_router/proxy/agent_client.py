@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import grpc
@@ -13,6 +13,7 @@ import structlog
 
 from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
+from kllm_router.pauses import backoff
 
 _CALL_SECONDS = 2.0
 _NOT_STARTED_SECONDS = 0.25
@@ -49,14 +50,6 @@ class AgentListener(Protocol):
 
     def on_disconnected(self, instance_id: str, reason: str, *, refused: bool) -> None:
         """The session is over; `refused` when not even its first call was answered."""
-
-
-def backoff(rng: random.Random, *, first_seconds: float = 0.05, most_seconds: float = 2.0) -> Iterator[float]:
-    """Pauses that double up to a bound; each is drawn between half of it and all of it."""
-    pause = first_seconds
-    while True:
-        yield pause * rng.uniform(0.5, 1.0)
-        pause = min(pause * 2, most_seconds)
 
 
 class AgentClient:
@@ -128,6 +121,9 @@ class AgentClient:
                 self._listener.on_not_started(self._id, error.details() or "")
                 await asyncio.sleep(_NOT_STARTED_SECONDS)
                 continue
+            if facts.instance_id != self._id:
+                # Addresses of pods are used again: its own has ended, and this instance has a record of its own.
+                raise _Gone(f"another instance answers at its address: {facts.instance_id}")
             self._answered = True
             return facts
 

@@ -53,6 +53,7 @@ class FleetBook:
         records: by instance id.
         ordered: the same, in the order of their ids.
         index: blocks of their caches.
+        discovered_at: when discovery first told of the instances, in seconds of `clock`; None before.
 
     Args:
         follow: makes the follower of an agent.
@@ -74,6 +75,7 @@ class FleetBook:
         self.records: dict[str, Record] = {}
         self.ordered: list[Record] = []
         self.index = PrefixIndex()
+        self.discovered_at: float | None = None
         self._follow = follow
         self._lost_seconds = lost_seconds
         self._silent_seconds = silent_seconds
@@ -136,6 +138,8 @@ class FleetBook:
 
     def apply(self, instances: list[DiscoveredInstance]) -> None:
         """Follow the agents of these instances, and no others."""
+        if self.discovered_at is None:
+            self.discovered_at = self._clock()
         wanted = {instance.id: instance for instance in instances}
         for instance_id, record in list(self.records.items()):
             known = wanted.get(instance_id)
@@ -248,12 +252,12 @@ class FleetBook:
         record.forget_load()
         if refused:
             # Its process is gone or unreachable, which is what a silence would only suggest.
+            unheard = self._unheard(record)
             record.heard_at = None
-            self._lose(instance_id, reason)
+            self._lose(instance_id, reason, unheard)
         elif instance_id not in self._losses:
             loop = asyncio.get_running_loop()
-            wait = self._lost_seconds
-            self._losses[instance_id] = loop.call_later(wait, self._lose, instance_id, reason, wait)
+            self._losses[instance_id] = loop.call_later(self._lost_seconds, self._lose, instance_id, reason)
 
     # --- inside
 
@@ -275,14 +279,19 @@ class FleetBook:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _lose(self, instance_id: str, reason: str, unheard_seconds: float = 0.0) -> None:
+    def _unheard(self, record: Record | None) -> float:
+        """Seconds since the last word of an instance's agent."""
+        return 0.0 if record is None or record.heard_at is None else self._clock() - record.heard_at
+
+    def _lose(self, instance_id: str, reason: str, unheard_seconds: float | None = None) -> None:
         timer = self._losses.pop(instance_id, None)
         if timer is not None:
             timer.cancel()
         record = self.records.get(instance_id)
         if record is not None:
             record.lost = True
-        self._watches.lose(instance_id, "AgentLost", reason, unheard_seconds=unheard_seconds)
+        unheard = self._unheard(record) if unheard_seconds is None else unheard_seconds
+        self._watches.lose(instance_id, "AgentLost", reason, unheard_seconds=unheard)
 
     def _forget(self, instance_id: str) -> None:
         record = self.records.pop(instance_id)

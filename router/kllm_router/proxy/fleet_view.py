@@ -40,12 +40,14 @@ class FleetViewSettings:
         gone_seconds: an instance whose agent was silent for so long gets nothing more.
         lost_seconds: after an agent's streams broke, its requests are given up unless it is back by then.
         silent_seconds: an engine that gave no sign of life for so long counts as lost, although its agent lives.
+        hearing_seconds: so long after they were discovered, the fleet counts as known, whoever has not answered.
     """
 
     binding: Binding = Binding.LATE
     gone_seconds: float = 5.0
     lost_seconds: float = 1.0
     silent_seconds: float = 3.0
+    hearing_seconds: float = 5.0
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
     prefill: PrefillSettings = field(default_factory=PrefillSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
@@ -92,6 +94,7 @@ class AgentFleetView:
         self._transfer_seconds = transfer_seconds
         self._uncached: dict[str, int] = {}
         self._rotation = itertools.count()
+        self._known = False
 
     # --- FleetView
 
@@ -101,6 +104,15 @@ class AgentFleetView:
         now = self._clock()
         roles = {record.instance.role for record in self._usable(now) if record.instance.takes_requests}
         return roles == set(Role)
+
+    @property
+    def known(self) -> bool:
+        """Whether the instances are known; see `FleetView`."""
+        since = self.book.discovered_at
+        if not self._known and since is not None:
+            heard = all(record.heard_at is not None for record in self.book.ordered)
+            self._known = heard or self._clock() - since >= self._settings.hearing_seconds
+        return self._known
 
     def choose_prefill(
         self, request: EngineRequest, *, excluded: frozenset[str] = frozenset(), prefer: str = ""

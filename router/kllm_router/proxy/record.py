@@ -106,6 +106,8 @@ class Record:
             state = STATE_OF.get(report.state, state)
         if report.HasField("role"):
             role = ROLE_OF.get(report.role, role)
+        if report.HasField("message"):
+            self.message = report.message
         age = max(0.0, report.age_seconds)
         if report.HasField("total_decode_tokens") and report.total_decode_tokens != self._decode_tokens:
             self._decode_tokens, self.stepped_at = report.total_decode_tokens, now - age

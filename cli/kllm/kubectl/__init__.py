@@ -1,0 +1,1 @@
+"""`kubectl kllm`: services on a cluster, through the user's own kubectl."""
