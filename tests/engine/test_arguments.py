@@ -73,6 +73,8 @@ def test_an_instance_without_a_prefix_cache_may_switch_without_decodes():
         ({"speculative-algorithm": "EAGLE"}, "speculative decoding (speculative-algorithm in engineArgs)"),
         ({"enable-dp-attention": True}, "DP attention"),
         ({"decode-context-parallel-size": 2}, "context parallelism"),
+        ({"pp-size": 2}, "pipeline parallelism"),
+        ({"attn-cp-size": 2}, "context parallelism of prefill"),
         ({"enable-hierarchical-cache": True}, "hierarchical cache"),
         ({"disaggregation-decode-enable-radix-cache": False}, "disaggregation-decode-enable-radix-cache"),
     ],
@@ -82,6 +84,12 @@ def test_what_excludes_a_switch_is_named_and_the_instance_keeps_its_role(engine_
     assert words in started.flip_obstacle
     assert "--enable-pd-role-switch" not in started.arguments
     assert "--disaggregation-bootstrap-port" not in started.arguments
+
+
+def test_an_instance_whose_other_role_excludes_a_switch_keeps_its_role():
+    started = launch(settings(flippable=True, other_engine_args={"speculative-algorithm": "EAGLE"}))
+    assert "speculative decoding" in started.flip_obstacle
+    assert "--speculative-algorithm" not in started.arguments
 
 
 @pytest.mark.parametrize(

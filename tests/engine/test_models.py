@@ -253,11 +253,11 @@ def test_a_hub_model_without_network_says_what_to_do(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_json_lines(tmp_path, capsys):
-    assert run(argparse.Namespace(uri="demo://tiny-random-llama", cache=tmp_path)) == 0
+    assert run(argparse.Namespace(uri="demo://tiny-random-llama", cache=tmp_path, link=None)) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["progress", "model"]
     assert Path(lines[-1]["path"]).is_dir()
-    assert run(argparse.Namespace(uri="demo://nothing", cache=tmp_path)) == 1
+    assert run(argparse.Namespace(uri="demo://nothing", cache=tmp_path, link=None)) == 3
     assert json.loads(capsys.readouterr().out)["event"] == "failed"
 
 

@@ -34,7 +34,11 @@ class FakeRecipe:
     """Servers of this module."""
 
     def prepare(self) -> None:
-        """Nothing to import."""
+        """Import nothing, but take until a file is gone, or fail."""
+        while os.path.exists(os.environ.get("FAKE_ZYGOTE_HOLD", "")):  # noqa: PTH110
+            time.sleep(0.02)
+        if "FAKE_ZYGOTE_FAILS" in os.environ:
+            raise RuntimeError("no such module")
 
     def run(self, arguments: list[str]) -> None:
         """Be a server."""
@@ -166,6 +170,8 @@ def _serve_http(options: dict[str, str]) -> None:
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            while mute.exists():
+                time.sleep(0.1)
             told = json.loads(options.get("fake-switch", '{"success": true}'))
             known = self.headers["Authorization"] == f"Bearer {options['api-key']}"
             if known and self.path == "/pd_role_switch" and told.get("success") and "fake-no-hello" not in options:
@@ -188,6 +194,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--model")
     given = parser.parse_args()
     die_with_parent(given.parent_pid)
     raise SystemExit(serve(given.socket, FakeRecipe()))

@@ -18,9 +18,10 @@ from engine_agent.fake_engine import control_path
 
 from kllm_core.authentication import bearer
 from kllm_core.contracts.engine.v1 import engine_pb2_grpc
-from kllm_engine.agent.processes import Process, members
+from kllm_engine.agent.processes import Process, inspect, members
 
 HERE = Path(__file__).parent
+PYTHON = (sys.executable,)
 TOKEN = "a-token-for-tests-only"
 DEADLINE_SECONDS = 30.0
 
@@ -58,16 +59,33 @@ class AgentProcess:
 
     async def start(self, *flags: str, role: str = "prefill", engine_args: dict[str, Any] | None = None) -> None:
         """Start it and wait until it listens."""
+        zygote = ["--role", role, "--zygote", str(self.run_dir / "zygote.sock")]
+        await self._start([*PYTHON, "-m", "kllm_engine.main"], *zygote, *flags, engine_args=engine_args)
+
+    async def start_slot(self, *flags: str, engine_args: dict[str, Any] | None = None, **environment: str) -> None:
+        """Start it as a slot whose own zygote forks fake engines, and wait until it listens."""
+        program = [*PYTHON, str(HERE / "slot_agent.py")]
+        await self._start(program, "--slot", *flags, engine_args=engine_args, environment=environment)
+
+    async def _start(
+        self,
+        program: list[str],
+        *flags: str,
+        engine_args: dict[str, Any] | None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         token_file = self.run_dir / "token"
         token_file.write_text(TOKEN)
         command = [
-            sys.executable, "-m", "kllm_engine.main", "agent", "--instance-id", self.instance_id, "--service", "chat",
-            "--role", role, "--model", "/models/tiny", "--model-name", "tiny", "--token-file", str(token_file),
-            "--zygote", str(self.run_dir / "zygote.sock"), "--run-dir", str(self.run_dir),
+            *program, "agent", "--instance-id", self.instance_id, "--service", "chat",
+            "--model", str(model_folder(self.run_dir)), "--model-name", "tiny", "--token-file", str(token_file),
+            "--run-dir", str(self.run_dir),
             "--engine-args", json.dumps(engine_args or {}), "--parent-pid", str(os.getpid()),
             "--heartbeat-timeout-seconds", "1.5", "--hang-grace-seconds", "1", *flags,
         ]  # fmt: skip
-        self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        self.process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env=os.environ | (environment or {})
+        )
         self.address = (await self.event("listening"))["agent"]
 
     async def event(self, name: str) -> dict[str, Any]:
@@ -108,6 +126,11 @@ class AgentProcess:
                 return members(os.getpgid(int(entry.name)))
         return []
 
+    def zygotes(self) -> list[int]:
+        """Process ids of zygotes of its own that live."""
+        found = (inspect(pid) for pid in _children(self.process.pid))
+        return [process.pid for process in found if process is not None and process.state != "Z"]
+
     def part(self, title: str) -> Process:
         """One process of the engine by its title."""
         return next(process for process in self.engine_processes() if process.title.startswith(title))
@@ -121,9 +144,22 @@ class AgentProcess:
             await self.process.wait()
 
 
+def model_folder(run_dir: Path) -> Path:
+    """A folder that passes for a model's."""
+    folder = run_dir / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (folder / "model.safetensors").touch()
+    return folder
+
+
 def authorised() -> tuple[tuple[str, str], ...]:
     """Metadata with the token."""
     return (("authorization", bearer(TOKEN)),)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _writes(pid: int, path: str) -> bool:

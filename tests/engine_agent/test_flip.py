@@ -94,6 +94,23 @@ async def test_a_repeated_question_is_answered_without_another_switch(agents) ->
     assert (again.incarnation, again.switch_seconds) == (first.incarnation, 0.0)
 
 
+async def test_who_asks_again_during_a_switch_is_told_of_the_same_one(agents) -> None:
+    agent = await _serving(agents)
+    await _drain(agent)
+    agent.order(do="mute-http")
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=20), metadata=authorised())
+    first = agent.stub().SwitchRole(DECODE, metadata=authorised())
+    while (await watch.read()).state != engine_pb2.INSTANCE_STATE_STARTING:
+        pass
+    watch.cancel()
+    again = agent.stub().SwitchRole(DECODE, metadata=authorised())
+    code, details = await _refused(agent, PREFILL)
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "a switch is going on" in details
+    (agent.run_dir / f"{agent.instance_id}.plugin.sock.mute").unlink()
+    assert (await again).incarnation == (await first).incarnation
+
+
 async def test_an_instance_that_is_not_drained_is_refused_and_serves_on(agents) -> None:
     agent = await _serving(agents)
     code, details = await _refused(agent)

@@ -22,7 +22,7 @@ def _book() -> tuple[Instance, LoadBook]:
 def test_a_report_before_the_engine_said_anything_has_role_and_state_only() -> None:
     _, book = _book()
     report = book.report(1)
-    assert report.state == engine_pb2.INSTANCE_STATE_SLOT
+    assert report.state == engine_pb2.INSTANCE_STATE_STARTING
     assert report.role == engine_pb2.ROLE_PREFILL
     assert not report.HasField("running_requests")
     assert book.remaining_requests() is None

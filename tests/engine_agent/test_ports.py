@@ -24,6 +24,11 @@ def test_a_port_in_use_is_not_given_out() -> None:
         assert free_ports(1, rng=random.Random(2)) != [first]
 
 
+def test_a_port_that_is_kept_for_something_else_is_not_given_out() -> None:
+    first = free_ports(1, rng=random.Random(4))[0]
+    assert free_ports(1, rng=random.Random(4), but={first}) != [first]
+
+
 def test_too_many_ports_are_an_error() -> None:
     with pytest.raises(OSError, match="free TCP ports"):
         free_ports(100_000, rng=random.Random(3))

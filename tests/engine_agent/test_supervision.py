@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 
@@ -11,6 +12,7 @@ from engine_agent.harness import authorised, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kllm_core.contracts.engine.v1 import engine_pb2
+from kllm_engine.agent.ports import free_ports
 
 
 async def _serving(agents, *flags: str, **options):
@@ -20,9 +22,9 @@ async def _serving(agents, *flags: str, **options):
     return agent
 
 
-async def _health(agent) -> int:
+async def _health(agent, service: str = "kllm.engine.v1.EngineAgent") -> int:
     stub = health_pb2_grpc.HealthStub(agent.channel)
-    return (await stub.Check(health_pb2.HealthCheckRequest(service="kllm.engine.v1.EngineAgent"))).status
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
 async def _instance(agent) -> engine_pb2.Instance:
@@ -126,6 +128,43 @@ async def test_before_the_engine_serves_its_facts_are_a_failed_precondition_and_
         await agent.stub().GetInstance(engine_pb2.GetInstanceRequest(), metadata=authorised())
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert await _health(agent) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_an_agent_is_alive_from_the_start_and_ready_while_its_instance_serves(agents) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start(engine_args={"fake-silent": True})
+    assert await _health(agent, "liveness") == health_pb2.HealthCheckResponse.SERVING
+    assert await _health(agent, "readiness") == health_pb2.HealthCheckResponse.NOT_SERVING
+    other = agents("chat-prefill-1")
+    await other.start("--drain-seconds", "20")
+    await other.event("serving")
+    assert await _health(other, "readiness") == health_pb2.HealthCheckResponse.SERVING
+    other.order(do="load", fields={"running_requests": 1})
+    watch = other.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=100), metadata=authorised())
+    other.process.terminate()
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_DRAINING)
+    assert await _health(other, "readiness") == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await _health(other, "liveness") == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+
+
+async def test_ports_that_are_set_are_the_instances(agents) -> None:
+    http, bootstrap = free_ports(2, rng=random.Random())
+    agent = await _serving(agents, "--http-port", str(http), "--bootstrap-port", str(bootstrap))
+    instance = await _instance(agent)
+    assert (instance.http_address, instance.bootstrap_port) == (f"127.0.0.1:{http}", bootstrap)
+
+
+async def test_load_reports_say_in_one_line_why_an_instance_is_in_its_state(agents) -> None:
+    agent = agents("chat-prefill-0")
+    await agent.start(engine_args={"fake-silent": True})
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=50), metadata=authorised())
+    while (await watch.read()).message != "phase load":
+        pass
+    os.kill(agent.engine_processes()[0].pid, signal.SIGKILL)
+    while (report := await watch.read()).state != engine_pb2.INSTANCE_STATE_FAILED:
+        pass
+    assert report.message == "the engine ended while it started, killed by signal 9"
 
 
 @pytest.mark.parametrize("victim", ["sglang::scheduler", "sglang::detokenizer", "main"])
@@ -302,6 +341,33 @@ async def test_on_sigterm_the_agent_drains_before_it_kills_the_engine(agents) ->
     agent.order(do="load", fields={"running_requests": 0})
     assert await agent.exit_code() == 0
     watch.cancel()
+
+
+async def test_a_second_sigterm_ends_the_agent_without_the_rest_of_the_drain(agents) -> None:
+    agent = await _serving(agents, "--drain-seconds", "600")
+    agent.order(do="load", fields={"running_requests": 1})
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=100), metadata=authorised())
+    while (await watch.read()).running_requests != 1:
+        pass
+    agent.process.terminate()
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_DRAINING)
+    watch.cancel()
+    agent.process.terminate()
+    assert await agent.exit_code() == 0
+    await until(lambda: not agent.engine_processes(), "nothing of the engine is left")
+
+
+async def test_an_engine_that_dies_while_the_agent_drains_fails_it(agents) -> None:
+    agent = await _serving(agents, "--drain-seconds", "600")
+    agent.order(do="load", fields={"running_requests": 1})
+    watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=100), metadata=authorised())
+    while (await watch.read()).running_requests != 1:
+        pass
+    agent.process.terminate()
+    await _state_becomes(watch, engine_pb2.INSTANCE_STATE_DRAINING)
+    watch.cancel()
+    os.kill(agent.part("sglang::scheduler").pid, signal.SIGKILL)
+    assert await agent.exit_code() == 1
 
 
 async def test_sigterm_during_the_start_ends_the_agent_with_success(agents) -> None:

@@ -65,6 +65,19 @@ class Agent:
         """Switch its role."""
         return await self.stub.SwitchRole(engine_pb2.SwitchRoleRequest(role=ROLES[role]), metadata=METADATA)
 
+    async def assume(self, role: Role) -> engine_pb2.AssumeResponse:
+        """Tell a slot its role."""
+        return await self.stub.Assume(engine_pb2.AssumeRequest(role=ROLES[role]), metadata=METADATA)
+
+    async def becomes(self, state: int) -> engine_pb2.LoadReport:
+        """Wait for a state."""
+        watch = self.watch()
+        async with asyncio.timeout(_START_SECONDS):
+            while (report := await watch.read()).state != state:
+                pass
+        watch.cancel()
+        return report
+
     async def stop(self) -> None:
         """End it."""
         await self._channel.close()
@@ -87,10 +100,18 @@ class BareFleet:
 
     async def start(self, instance_id: str, role: Role, *flags: str, **engine_args: Any) -> Agent:
         """Start an instance; it does not serve yet."""
+        place = ("--role", role.value, "--zygote", str(self.run / "zygote.sock"))
+        return await self._start(instance_id, *place, *flags, **engine_args)
+
+    async def start_slot(self, instance_id: str, *flags: str, **engine_args: Any) -> Agent:
+        """Start a slot, which has a zygote of its own; it is not loaded yet."""
+        return await self._start(instance_id, "--slot", *flags, **engine_args)
+
+    async def _start(self, instance_id: str, *flags: str, **engine_args: Any) -> Agent:
         process = await asyncio.create_subprocess_exec(
-            *_PROGRAM, "agent", "--instance-id", instance_id, "--service", "bare", "--role", role.value,
+            *_PROGRAM, "agent", "--instance-id", instance_id, "--service", "bare",
             "--model", str(self.model), "--model-name", "tiny", "--token-file", str(self.run / "token"),
-            "--zygote", str(self.run / "zygote.sock"), "--run-dir", str(self.run),
+            "--run-dir", str(self.run),
             "--engine-args", json.dumps({"context-length": 4096, "chunked-prefill-size": 512} | engine_args),
             "--parent-pid", str(os.getpid()), *flags,
             stdout=asyncio.subprocess.PIPE, stderr=(self.run / f"{instance_id}.err").open("w"),

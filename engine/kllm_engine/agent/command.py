@@ -12,6 +12,8 @@ from kllm_core.authentication import read_token_file
 from kllm_core.objectives import Role
 from kllm_engine.agent.exceptions import SettingsError
 from kllm_engine.agent.settings import AgentSettings
+from kllm_engine.models.exceptions import ModelError
+from kllm_engine.models.folder import check_folder
 from kllm_engine.pace import Pace, PaceError, parse_pace
 
 
@@ -19,7 +21,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the subcommand."""
     parser.add_argument("--instance-id", required=True, help="unique in the fleet")
     parser.add_argument("--service", required=True, help="name of the InferenceService")
-    parser.add_argument("--role", required=True, choices=[role.value for role in Role])
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--role", choices=[role.value for role in Role])
+    place.add_argument("--slot", action="store_true", help="be ready, and start as what Assume says")
     parser.add_argument("--model", required=True, help="path of the model")
     parser.add_argument("--model-name", required=True, help="name that clients use")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port of the agent's gRPC (default %(default)s)")
@@ -30,9 +34,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-type", default="Auto", help="data type of the KV cache (default %(default)s)")
     parser.add_argument("--context-tokens", type=int, help="longest prompt plus output (default: the model's)")
     parser.add_argument("--engine-args", default="{}", help="JSON object of SGLang flags")
+    for role in Role:
+        parser.add_argument(
+            f"--{role.value}-engine-args", default="{}", help=f"the same for an engine that starts as {role.value}"
+        )
     parser.add_argument("--http-host", default="127.0.0.1", help="where the engine's HTTP API listens")
+    parser.add_argument("--http-port", type=int, help="its port (default: a free one)")
+    parser.add_argument("--bootstrap-port", type=int, help="where decode instances find KV (default: a free one)")
     parser.add_argument("--advertise-host", default="127.0.0.1", help="host by which others reach this instance")
     parser.add_argument("--drain-seconds", type=float, default=0.0, help="on SIGTERM, time for requests to finish")
+    parser.add_argument(
+        "--forward-engine-log",
+        action="store_true",
+        help="copy the engine's log to stderr, and keep its file in the run directory small",
+    )
     parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds (default %(default)s)")
     parser.add_argument(
         "--heartbeat-timeout-seconds",
@@ -82,7 +97,7 @@ def settings_of(arguments: argparse.Namespace) -> AgentSettings:
     return AgentSettings(
         instance_id=arguments.instance_id,
         service=arguments.service,
-        role=Role(arguments.role),
+        role=None if arguments.slot else Role(arguments.role),
         model=arguments.model,
         model_name=arguments.model_name,
         listen=arguments.listen,
@@ -92,10 +107,13 @@ def settings_of(arguments: argparse.Namespace) -> AgentSettings:
         page_size=arguments.page_size,
         kv_type=arguments.kv_type,
         context_tokens=arguments.context_tokens,
-        engine_args=_engine_args(arguments.engine_args),
+        engine_args={role: _engine_args(arguments, role) for role in Role},
         http_host=arguments.http_host,
+        http_port=arguments.http_port,
+        bootstrap_port=arguments.bootstrap_port,
         advertise_host=arguments.advertise_host,
         drain_seconds=arguments.drain_seconds,
+        forward_engine_log=arguments.forward_engine_log,
         start_timeout_seconds=arguments.start_timeout,
         heartbeat_timeout_seconds=arguments.heartbeat_timeout_seconds,
         hang_grace_seconds=arguments.hang_grace_seconds,
@@ -117,6 +135,10 @@ def run(arguments: argparse.Namespace) -> int:
     from kllm_engine.agent.runtime import Agent, announce_on_stdout  # noqa: PLC0415
 
     settings = settings_of(arguments)
+    try:
+        check_folder(Path(settings.model))
+    except ModelError as error:
+        raise SettingsError(f"--model: {error}") from error
 
     async def main() -> int:
         return await Agent(settings, announce=announce_on_stdout).run()
@@ -133,11 +155,24 @@ def _pace(text: str | None) -> Pace | None:
         raise SettingsError(f"--pace: {error}") from error
 
 
-def _engine_args(text: str) -> dict[str, Any]:
+def _engine_args(arguments: argparse.Namespace, role: Role) -> dict[str, Any]:
+    """What both roles are given, and what this one is; the same flag with two values is a mistake."""
+    name = f"--{role.value}-engine-args"
+    common = _flags("--engine-args", arguments.engine_args)
+    own = _flags(name, getattr(arguments, f"{role.value}_engine_args"))
+    for flag in sorted(common.keys() & own.keys()):
+        if common[flag] != own[flag]:
+            raise SettingsError(
+                f"{flag} is {common[flag]!r} in --engine-args and {own[flag]!r} in {name}: leave one out"
+            )
+    return common | own
+
+
+def _flags(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise SettingsError(f"--engine-args is not JSON: {error}") from error
+        raise SettingsError(f"{name} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise SettingsError("--engine-args must be a JSON object of SGLang flags by name")
+        raise SettingsError(f"{name} must be a JSON object of SGLang flags by name")
     return value

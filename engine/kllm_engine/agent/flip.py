@@ -74,9 +74,10 @@ class RoleFlip:
         self._switch = switch
         self._give_up = give_up
         self._switching: asyncio.Task[Flipped] | None = None
+        self._switching_to: Role | None = None
 
     async def run(self, role: Role) -> Flipped:
-        """Make the instance serve `role`.
+        """Make the instance serve `role`; who asks for it again meanwhile waits for the same end.
 
         Raises:
             FlipRefusedError: it is not drained, not empty, cannot switch, or its engine refused. It is as before.
@@ -85,10 +86,13 @@ class RoleFlip:
         facts = self._instance.facts
         if facts is not None and self._instance.role is role and self._instance.state is InstanceState.SERVING:
             return Flipped(0.0, facts.incarnation)
+        if self._switching is not None and not self._switching.done() and self._switching_to is role:
+            return await asyncio.shield(self._switching)
         facts = self._checked(role, facts)
         began = time.monotonic()
         self._instance.move(InstanceState.STARTING, f"switching to {role.value}")
         # The engine is asked to the end, even when whoever asked for it has gone.
+        self._switching_to = role
         self._switching = asyncio.create_task(self._run(role, facts, began))
         return await asyncio.shield(self._switching)
 
@@ -97,7 +101,7 @@ class RoleFlip:
             await self._switch(role)
             return self._serve(role, facts, await self._hello(role, began), began)
         except SwitchRefusedError as error:
-            self._instance.move(InstanceState.DRAINING, f"still {self._instance.role.value}: {error}")
+            self._instance.move(InstanceState.DRAINING, f"still {role.other.value}: {error}")
             raise FlipRefusedError(str(error)) from error
         except (SwitchBrokenError, FlipBrokenError) as error:
             message = f"the switch to {role.value} failed half way: {error}"

@@ -55,16 +55,17 @@ class Instance:
     """State of one instance; its only owner is the supervisor, everyone else reads.
 
     Attributes:
+        role: None as long as a slot has not been told.
         incarnation: of the server process, 0 before there is one.
         changes: notified when something changed that subscribers of the load should hear soon.
     """
 
-    def __init__(self, instance_id: str, *, service: str, model_name: str, role: Role) -> None:
+    def __init__(self, instance_id: str, *, service: str, model_name: str, role: Role | None) -> None:
         self.instance_id = instance_id
         self.service = service
         self.model_name = model_name
         self.role = role
-        self.state = InstanceState.SLOT
+        self.state = InstanceState.STARTING
         self.message = "no server yet"
         self.incarnation = 0
         self.facts: InstanceFacts | None = None
@@ -83,7 +84,7 @@ class Instance:
     def describe(self) -> engine_pb2.Instance | None:
         """The contract's message; None before the first server is up."""
         facts = self.facts
-        if facts is None:
+        if facts is None or self.role is None:
             return None
         return engine_pb2.Instance(
             instance_id=self.instance_id,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kllm_core.objectives import Role
 from kllm_engine.agent.exceptions import SettingsError
@@ -29,18 +31,31 @@ class Ports:
     bootstrap: int
     distributed: int
 
+    @classmethod
+    def choose(cls, settings: AgentSettings) -> Ports:
+        """Those that are set, and free ones for the others.
+
+        Raises:
+            OSError: too few are free.
+        """
+        fixed = {port for port in (settings.http_port, settings.bootstrap_port) if port is not None}
+        http, bootstrap, distributed = free_ports(3, rng=random.SystemRandom(), but=fixed)
+        return cls(settings.http_port or http, settings.bootstrap_port or bootstrap, distributed)
+
 
 @dataclass(frozen=True)
 class Launch:
     """One engine's way to run.
 
     Attributes:
+        role: that it starts in.
         local_host: where the agent reaches the engine's HTTP API.
         cache_events: ZMQ endpoint of KV events, None when this role publishes none.
         cache_replay: ZMQ endpoint that repeats them.
         flip_obstacle: why the engine cannot switch roles; empty when it can.
     """
 
+    role: Role
     ports: Ports
     local_host: str
     arguments: tuple[str, ...] = field(repr=False)
@@ -50,20 +65,20 @@ class Launch:
     flip_obstacle: str
 
     @classmethod
-    def prepare(cls, settings: AgentSettings) -> Launch:
-        """Choose ports and build arguments.
+    def prepare(cls, settings: AgentSettings, role: Role) -> Launch:
+        """Choose ports and build arguments for an engine that starts in a role.
 
         Raises:
             SettingsError: an argument cannot be given to the engine.
             OSError: no ports are free.
         """
-        ports = Ports(*free_ports(3, rng=random.SystemRandom()))
+        ports = Ports.choose(settings)
         events, replay = (_endpoint(path) for path in settings.cache_sockets)
         park_timeout = settings.park_timeout_seconds
         try:
             engine = launch(
                 EngineSettings(
-                    role=settings.role,
+                    role=role,
                     model_path=Path(settings.model),
                     model_name=settings.model_name,
                     http_port=ports.http,
@@ -77,7 +92,8 @@ class Launch:
                     kv_type=settings.kv_type,
                     context_tokens=settings.context_tokens,
                     agent_socket=settings.plugin_socket,
-                    engine_args=settings.engine_args,
+                    engine_args=_engine_args(settings, role),
+                    other_engine_args=_engine_args(settings, role.other),
                     kv_events_endpoint=events,
                     kv_replay_endpoint=replay,
                     parked_limit_tokens=settings.parked_limit_tokens,
@@ -88,8 +104,9 @@ class Launch:
             )
         except ArgumentsError as error:
             raise SettingsError(str(error)) from error
-        publishes = settings.role is Role.PREFILL or not engine.flip_obstacle
+        publishes = role is Role.PREFILL or not engine.flip_obstacle
         return cls(
+            role=role,
             ports=ports,
             local_host=_WILDCARDS.get(settings.http_host, settings.http_host),
             arguments=engine.arguments,
@@ -98,6 +115,10 @@ class Launch:
             cache_replay=replay if publishes else None,
             flip_obstacle=engine.flip_obstacle,
         )
+
+
+def _engine_args(settings: AgentSettings, role: Role) -> Mapping[str, Any]:
+    return settings.engine_args.get(role, {})
 
 
 def _endpoint(path: Path) -> str:

@@ -35,7 +35,7 @@ _UNKNOWN_WHEN_ZERO = (
     "prefill_tokens_per_second",
     "decode_tokens_per_second",
 )
-OPTIONAL_FIELDS = ("role", "state", *_ALWAYS, *_UNKNOWN_WHEN_ZERO)
+OPTIONAL_FIELDS = ("role", "state", "message", *_ALWAYS, *_UNKNOWN_WHEN_ZERO)
 
 
 _LIVING_AGE_SECONDS = 2.0
@@ -87,8 +87,10 @@ class LoadBook:
         report = engine_pb2.LoadReport(
             sequence=sequence,
             incarnation=self._instance.incarnation,
-            role=ROLES[self._instance.role],
+            role=None if self._instance.role is None else ROLES[self._instance.role],
             state=STATES[self._instance.state],
+            # What follows the first line is the end of a log.
+            message=self._instance.message.partition("\n")[0],
         )
         load = self.latest
         if load is not None:

@@ -22,6 +22,7 @@ from kllm_engine.agent.changes import wait_set
 from kllm_engine.agent.drain import DrainWatch
 from kllm_engine.agent.exceptions import EngineError, SettingsError
 from kllm_engine.agent.flip import RoleFlip
+from kllm_engine.agent.forwarding import LogForwarder
 from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.launch import Launch
 from kllm_engine.agent.loads import LoadBook
@@ -30,11 +31,19 @@ from kllm_engine.agent.reports import PluginReports
 from kllm_engine.agent.requests import RequestBook
 from kllm_engine.agent.service import SERVICE_NAME, EngineAgentService
 from kllm_engine.agent.settings import AgentSettings
+from kllm_engine.agent.slot import Slot
 from kllm_engine.agent.starter import StartedEngine
 from kllm_engine.agent.supervisor import Supervisor
+from kllm_engine.termination import tell_why
 
 _LAST_WORDS_SECONDS = 0.5
 """Time for subscribers to hear that the instance failed, or is gone."""
+
+LIVENESS = "liveness"
+"""Health service that serves as long as the agent answers at all."""
+
+READINESS = "readiness"
+"""Health service that serves while the instance does."""
 
 _WAKE_SECONDS = 60.0
 _OPTIONS = [
@@ -59,7 +68,9 @@ class Agent:
     def __init__(self, settings: AgentSettings, *, announce: Callable[[dict[str, object]], None]) -> None:
         self._settings = settings
         self._announce = announce
-        self._launch = Launch.prepare(settings)
+        for role in settings.roles:
+            # What the engine cannot be given is refused before anything starts.
+            Launch.prepare(settings, role)
         self._instance = Instance(
             settings.instance_id, service=settings.service, model_name=settings.model_name, role=settings.role
         )
@@ -68,9 +79,10 @@ class Agent:
         self._drain = DrainWatch(self._instance, self._loads)
         self._reports = PluginReports(instance=self._instance, loads=self._loads, requests=self._books.requests)
         self._health = health.aio.HealthServicer()
-        self._serving = asyncio.Event()
+        self._started: asyncio.Future[StartedEngine] = asyncio.get_running_loop().create_future()
+        self._slot = Slot(self._instance)
         self._supervisor = Supervisor(
-            settings, launch=self._launch, instance=self._instance, reports=self._reports, loads=self._loads
+            settings, instance=self._instance, slot=self._slot, reports=self._reports, loads=self._loads
         )
         self._flip = RoleFlip(
             self._instance,
@@ -82,16 +94,25 @@ class Agent:
         )
 
     async def run(self) -> int:
-        """Run until the engine fails (1) or SIGTERM or SIGINT (0)."""
-        stop = asyncio.Event()
+        """Run until the engine fails (1) or SIGTERM or SIGINT (0); a second signal ends it without a drain."""
+        stop, hurry = asyncio.Event(), asyncio.Event()
+
+        def on_signal() -> None:
+            (hurry if stop.is_set() else stop).set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
         link = PluginLink(self._settings.plugin_socket, self._reports.handle)
         server = self._grpc_server()
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self._tell_health()
         self._announce({"event": "listening", "agent": await _listen(server, self._settings.listen)})
-        helpers = [asyncio.create_task(helper) for helper in (link.run(), self._follow_health(), self._follow_cache())]
+        helpers = [
+            asyncio.create_task(helper)
+            for helper in (link.run(), self._follow_health(), self._follow_cache(), self._forward_log())
+        ]
         try:
-            return await self._run_engine(stop)
+            return await self._run_engine(stop, hurry)
         finally:
             await self._health.enter_graceful_shutdown()
             await server.stop(_LAST_WORDS_SECONDS)
@@ -101,13 +122,13 @@ class Agent:
             for path in self._settings.cache_sockets:
                 path.unlink(missing_ok=True)
 
-    async def _run_engine(self, stop: asyncio.Event) -> int:
+    async def _run_engine(self, stop: asyncio.Event, hurry: asyncio.Event) -> int:
         engine = asyncio.create_task(self._supervisor.run(self._on_serving))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
-                await self._drain_before_stop(engine)
+                await self._drain_before_stop(engine, hurry)
             if engine.done():
                 return self._failed(engine)
             return 0
@@ -116,14 +137,16 @@ class Agent:
             engine.cancel()
             await asyncio.gather(engine, stopping, return_exceptions=True)
 
-    async def _drain_before_stop(self, engine: asyncio.Task[None]) -> None:
+    async def _drain_before_stop(self, engine: asyncio.Task[None], hurry: asyncio.Event) -> None:
+        self._slot.leave("the agent was told to stop")
         if self._instance.state not in {InstanceState.SERVING, InstanceState.DRAINING}:
             return
         self._drain.begin("the agent was told to stop")
         if self._settings.drain_seconds > 0:
-            drained = asyncio.create_task(self._drained())
-            await asyncio.wait({engine, drained}, return_when=asyncio.FIRST_COMPLETED)
+            drained, hurried = asyncio.create_task(self._drained()), asyncio.create_task(hurry.wait())
+            await asyncio.wait({engine, drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
             drained.cancel()
+            hurried.cancel()
 
     async def _drained(self) -> None:
         async for progress in self._drain.follow(self._settings.drain_seconds):
@@ -135,35 +158,44 @@ class Agent:
             raise error or RuntimeError("the engine's watch ended without a reason")
         _log.error("the engine failed", instance=self._settings.instance_id, message=str(error))
         self._announce({"event": "failed", "message": str(error)})
+        tell_why(str(error))
         return 1
 
     def _on_serving(self, started: StartedEngine) -> None:
         phases = [{"name": phase.name, "seconds": round(phase.seconds, 3)} for phase in started.phases]
         seconds = round(sum(phase.seconds for phase in started.phases), 3)
         self._announce({"event": "serving", "seconds": seconds, "phases": phases})
-        self._serving.set()
+        self._started.set_result(started)
 
     async def _follow_cache(self) -> None:
-        if self._launch.cache_events is None or self._launch.cache_replay is None:
+        launch = (await self._started).launch
+        if launch.cache_events is None or launch.cache_replay is None:
             return
-        await self._serving.wait()
-        follower = CacheFollower(
-            self._books.cache, endpoint=self._launch.cache_events, replay_endpoint=self._launch.cache_replay
-        )
+        follower = CacheFollower(self._books.cache, endpoint=launch.cache_events, replay_endpoint=launch.cache_replay)
         await follower.run()
+
+    async def _forward_log(self) -> None:
+        if self._settings.forward_engine_log:
+            log = LogForwarder(self._settings.log_path, secret=self._settings.token, out=sys.stderr.buffer)
+            await log.run()
 
     async def _follow_health(self) -> None:
         with self._instance.changes.subscribe() as changed:
             while True:
-                serving = self._instance.state is InstanceState.SERVING
-                status = health_pb2.HealthCheckResponse.SERVING if serving else _NOT_SERVING
-                for service in ("", SERVICE_NAME):
-                    await self._health.set(service, status)
+                await self._tell_health()
                 await wait_set(changed, _WAKE_SECONDS)
+
+    async def _tell_health(self) -> None:
+        serving = self._instance.state is InstanceState.SERVING
+        status = health_pb2.HealthCheckResponse.SERVING if serving else _NOT_SERVING
+        for service in ("", SERVICE_NAME, READINESS):
+            await self._health.set(service, status)
 
     def _grpc_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(interceptors=[TokenInterceptor(self._settings.token)], options=_OPTIONS)
-        service = EngineAgentService(instance=self._instance, books=self._books, drain=self._drain, flip=self._flip)
+        service = EngineAgentService(
+            instance=self._instance, books=self._books, drain=self._drain, flip=self._flip, slot=self._slot
+        )
         engine_pb2_grpc.add_EngineAgentServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server

@@ -12,7 +12,8 @@ import grpc.aio
 
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import InstanceState
-from kllm_core.wire import ROLE_OF
+from kllm_core.objectives import Role
+from kllm_core.wire import ROLE_OF, STATES
 from kllm_engine.agent.books import Books
 from kllm_engine.agent.cache.book import SnapshotPart, Update
 from kllm_engine.agent.cache.changes import Removed, Stored, Tier
@@ -22,6 +23,7 @@ from kllm_engine.agent.flip import FlipBrokenError, FlipRefusedError, RoleFlip
 from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.loads import delta
 from kllm_engine.agent.requests import SlowSubscriberError
+from kllm_engine.agent.slot import AssumeRefusedError, Slot
 
 SERVICE_NAME = "kllm.engine.v1.EngineAgent"
 
@@ -51,15 +53,17 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
         books: newest load, parked requests and milestones, what the KV cache holds.
         drain: begins a drain and follows it.
         flip: switches the role.
+        slot: takes the role that a slot is told.
     """
 
-    def __init__(self, *, instance: Instance, books: Books, drain: DrainWatch, flip: RoleFlip) -> None:
+    def __init__(self, *, instance: Instance, books: Books, drain: DrainWatch, flip: RoleFlip, slot: Slot) -> None:
         self._instance = instance
         self._loads = books.loads
         self._requests = books.requests
         self._cache = books.cache
         self._drain = drain
         self._flip = flip
+        self._slot = slot
 
     async def GetInstance(  # noqa: N802 - named by the contract
         self, _request: engine_pb2.GetInstanceRequest, context: Context
@@ -143,9 +147,7 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
         self, request: engine_pb2.SwitchRoleRequest, context: Context
     ) -> engine_pb2.SwitchRoleResponse:
         """Makes the drained instance serve the other role."""
-        role = ROLE_OF.get(request.role)
-        if role is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "role must be ROLE_PREFILL or ROLE_DECODE")
+        role = await _role(request.role, context)
         try:
             flipped = await self._flip.run(role)
         except FlipRefusedError as error:
@@ -153,6 +155,17 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
         except FlipBrokenError as error:
             await context.abort(grpc.StatusCode.INTERNAL, str(error))
         return engine_pb2.SwitchRoleResponse(switch_seconds=flipped.seconds, incarnation=flipped.incarnation)
+
+    async def Assume(  # noqa: N802 - named by the contract
+        self, request: engine_pb2.AssumeRequest, context: Context
+    ) -> engine_pb2.AssumeResponse:
+        """Makes a slot start a server of a role."""
+        role = await _role(request.role, context)
+        try:
+            state = self._slot.assume(role)
+        except AssumeRefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return engine_pb2.AssumeResponse(state=STATES[state])
 
     async def _described(self, context: Context) -> engine_pb2.Instance:
         described = self._instance.describe()
@@ -162,6 +175,13 @@ class EngineAgentService(engine_pb2_grpc.EngineAgentServicer):
                 f"no server is up yet; the instance is {self._instance.state}: {self._instance.message}",
             )
         return described
+
+
+async def _role(told: engine_pb2.Role, context: Context) -> Role:
+    role = ROLE_OF.get(told)
+    if role is None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "role must be ROLE_PREFILL or ROLE_DECODE")
+    return role
 
 
 def _interval_seconds(milliseconds: int) -> float:

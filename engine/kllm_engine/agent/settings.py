@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from kllm_core.objectives import Role
 from kllm_engine.agent.exceptions import SettingsError
 from kllm_engine.pace import Pace
 
+_HIGHEST_PORT = 65_535
 _SOCKET_PATH_BYTES = 107
 """Longest path that a Unix socket can be bound to on Linux."""
 
@@ -20,6 +22,7 @@ class AgentSettings:
 
     Attributes:
         instance_id: unique in the fleet.
+        role: None is a slot, which is told its role later.
         model: path of the model.
         model_name: name that clients use.
         listen: host:port of the agent's gRPC server; port 0 takes a free one.
@@ -29,11 +32,15 @@ class AgentSettings:
         page_size: tokens per KV block; prefill and decode of a service agree on it.
         kv_type: data type of the KV cache, or Auto.
         context_tokens: longest prompt plus output; None leaves it to the model.
-        engine_args: SGLang's flags by name, which override kLLM's own.
+        engine_args: SGLang's flags by name, which override kLLM's own; those of each role that has any.
         http_host: where the engine's HTTP API listens.
+        http_port: its port; None takes a free one.
+        bootstrap_port: where decode instances find this one's KV; None takes a free port.
         advertise_host: host by which routers and other engines reach this one.
         drain_seconds: on SIGTERM, time for running requests to finish.
-        start_timeout_seconds: from the start of the agent until the engine serves; then it is given up.
+        forward_engine_log: the engine's log is copied to the agent's stderr, and its file is kept small.
+        start_timeout_seconds: from the start of the agent until the engine serves, then it is given up; of a slot, from
+            its start until it has its zygote, and from its assumption of a role until the engine serves.
         heartbeat_timeout_seconds: without a sign of life for so long the instance has failed, as its engine hangs.
         hang_grace_seconds: an engine that hangs may come back for so long; then it is killed.
         step_timeout_seconds: an engine step that takes longer while there is work counts as hung.
@@ -45,7 +52,7 @@ class AgentSettings:
 
     instance_id: str
     service: str
-    role: Role
+    role: Role | None
     model: str
     model_name: str
     listen: str
@@ -55,10 +62,13 @@ class AgentSettings:
     page_size: int = 16
     kv_type: str = "Auto"
     context_tokens: int | None = None
-    engine_args: dict[str, Any] = field(default_factory=dict)
+    engine_args: Mapping[Role, Mapping[str, Any]] = field(default_factory=dict)
     http_host: str = "127.0.0.1"
+    http_port: int | None = None
+    bootstrap_port: int | None = None
     advertise_host: str = "127.0.0.1"
     drain_seconds: float = 0.0
+    forward_engine_log: bool = False
     start_timeout_seconds: float = 300.0
     heartbeat_timeout_seconds: float = 3.0
     hang_grace_seconds: float = 5.0
@@ -77,6 +87,9 @@ class AgentSettings:
         for name in ("drain_seconds", "hang_grace_seconds"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        self._check_ports()
+        if self.role is None and self.zygote_socket is not None:
+            raise SettingsError("--slot keeps a zygote of its own: leave --zygote out")
         if "/" in self.instance_id or not self.instance_id:
             raise SettingsError(f"--instance-id must be a name without slashes, got {self.instance_id!r}")
         if not self.run_dir.is_dir():
@@ -88,6 +101,19 @@ class AgentSettings:
             raise SettingsError(
                 f"--run-dir is too long: {longest} exceeds the {_SOCKET_PATH_BYTES} bytes of a Unix socket's path"
             )
+
+    def _check_ports(self) -> None:
+        for name in ("http_port", "bootstrap_port"):
+            port = getattr(self, name)
+            if port is not None and not 1 <= port <= _HIGHEST_PORT:
+                raise SettingsError(f"--{name.replace('_', '-')} must be 1 to {_HIGHEST_PORT}, got {port}")
+        if self.http_port is not None and self.http_port == self.bootstrap_port:
+            raise SettingsError(f"--http-port and --bootstrap-port must differ, both are {self.http_port}")
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles in which its first engine may start."""
+        return tuple(Role) if self.role is None else (self.role,)
 
     @property
     def plugin_socket(self) -> Path:

@@ -21,7 +21,7 @@ from kllm_engine.agent.readiness import is_ready
 from kllm_engine.agent.reports import PluginReports
 from kllm_engine.agent.selfcheck import SelfCheck, check
 from kllm_engine.agent.settings import AgentSettings
-from kllm_engine.agent.zygote_child import OwnZygote
+from kllm_engine.agent.zygote_child import Zygote
 from kllm_engine.messages import Hello
 from kllm_engine.start.client import ForkedServer, ZygoteClient, ZygoteError
 
@@ -38,10 +38,14 @@ class StartedEngine:
     """An engine that may serve.
 
     Attributes:
+        server: its first process.
+        launch: how it was started.
         facts: what its self-check found.
         phases: how long its start took.
     """
 
+    server: ForkedServer
+    launch: Launch
     facts: InstanceFacts
     phases: tuple[Phase, ...]
 
@@ -51,18 +55,25 @@ class Starter:
 
     Attributes:
         server: as soon as it was forked; whoever called owns it, also after a failure.
-        zygote: the agent's own, if it has one; owned likewise.
     """
 
-    def __init__(self, settings: AgentSettings, *, launch: Launch, instance: Instance, reports: PluginReports) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        launch: Launch,
+        zygote: Zygote,
+        instance: Instance,
+        reports: PluginReports,
+    ) -> None:
         self._settings = settings
         self._launch = launch
+        self._zygote = zygote
         self._instance = instance
         self._reports = reports
         self._log = EngineLog(settings.log_path, settings.token)
         self._phases: list[Phase] = []
         self.server: ForkedServer | None = None
-        self.zygote: OwnZygote | None = None
 
     async def run(self) -> StartedEngine:
         """Start and check.
@@ -85,28 +96,26 @@ class Starter:
     async def _run(self) -> StartedEngine:
         self._instance.move(InstanceState.STARTING, "phase zygote")
         began = time.monotonic()
-        if self._settings.zygote_socket is None:
-            self.zygote = await OwnZygote.start(self._settings.own_zygote_socket)
-        self.server = await self._fork()
+        await self._zygote.start()
+        server = self.server = await self._fork()
         # A zygote answers when its imports are done; the server's own age says how much of the wait was the fork.
         waited = time.monotonic() - began
-        forked = min(waited, age_seconds(self.server.pid) or 0.0)
+        forked = min(waited, age_seconds(server.pid) or 0.0)
         self._note(Phase("zygote", waited - forked))
         self._note(Phase("fork", forked))
         with self._phase("load"):
-            await self._unless_exited(self.server, self._reports.hello_seen.wait())
+            await self._unless_exited(server, self._reports.hello_seen.wait())
         with self._phase("ready"):
-            await self._unless_exited(self.server, self._until_ready())
+            await self._unless_exited(server, self._until_ready())
         hello = self._reports.hello
         if hello is None:
             raise StartError("the engine's plugin sent no hello")
-        return StartedEngine(self._facts(hello, self._checked(hello)), tuple(self._phases))
+        return StartedEngine(server, self._launch, self._facts(hello, self._checked(hello)), tuple(self._phases))
 
     async def _fork(self) -> ForkedServer:
         self._settings.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        socket_path = self._settings.zygote_socket or self._settings.own_zygote_socket
         self._instance.incarnation = time.time_ns()
-        return await ZygoteClient(socket_path).fork(
+        return await ZygoteClient(self._zygote.socket).fork(
             name=self._settings.instance_id,
             args=self._launch.arguments,
             env=self._launch.environment,
@@ -140,7 +149,7 @@ class Starter:
             ended.cancel()
 
     def _checked(self, hello: Hello) -> SelfCheck:
-        outcome = check(hello, role=self._settings.role, page_size=self._settings.page_size)
+        outcome = check(hello, role=self._launch.role, page_size=self._settings.page_size)
         if outcome.refusals:
             raise RefusedError("the engine must not serve: " + "; ".join(outcome.refusals))
         if outcome.binding_reason:

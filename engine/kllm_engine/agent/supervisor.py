@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -20,10 +21,12 @@ from kllm_engine.agent.logtail import EngineLog
 from kllm_engine.agent.processes import Process, inspect, members
 from kllm_engine.agent.readiness import is_ready
 from kllm_engine.agent.reports import PluginReports
-from kllm_engine.agent.role_switch import switch_role
+from kllm_engine.agent.role_switch import SwitchRefusedError, switch_role
 from kllm_engine.agent.settings import AgentSettings
+from kllm_engine.agent.slot import Slot
 from kllm_engine.agent.starter import StartedEngine, Starter, exit_words
 from kllm_engine.agent.watchdog import Health, Limits, Observation, Verdict, Watchdog
+from kllm_engine.agent.zygote_child import Zygote
 from kllm_engine.start.client import ForkedServer
 
 _TICK_SECONDS = 0.25
@@ -45,8 +48,8 @@ class Supervisor:
 
     Args:
         settings: what to run.
-        launch: how to run it.
         instance: told of each state.
+        slot: waits for the role, if the instance has none.
         reports: what the engine's plugin says.
         loads: says whether the engine has work.
     """
@@ -55,14 +58,14 @@ class Supervisor:
         self,
         settings: AgentSettings,
         *,
-        launch: Launch,
         instance: Instance,
+        slot: Slot,
         reports: PluginReports,
         loads: LoadBook,
     ) -> None:
         self._settings = settings
-        self._launch = launch
         self._instance = instance
+        self._slot = slot
         self._reports = reports
         self._loads = loads
         self._log = EngineLog(settings.log_path, settings.token)
@@ -75,7 +78,11 @@ class Supervisor:
         )
         self._trouble: tuple[InstanceState, str] | None = None
         self._before_trouble: tuple[InstanceState, str] | None = None
-        self._starter = self._new_starter()
+        self._zygote = Zygote(
+            shared=settings.zygote_socket, own=settings.own_zygote_socket, model=str(Path(settings.model))
+        )
+        self._starter: Starter | None = None
+        self._launch: Launch | None = None
         self._parts: list[Process] = []
         self._stopped_since: float | None = None
         self._http_seen = 0.0
@@ -90,10 +97,12 @@ class Supervisor:
 
     async def switch_role(self, role: Role) -> None:
         """Ask the engine to take a role; see `kllm_engine.agent.role_switch.Switch`."""
+        if self._launch is None:
+            raise SwitchRefusedError("no server is up yet")
         await switch_role(role, host=self._launch.local_host, port=self._launch.ports.http, token=self._settings.token)
 
     async def run(self, on_serving: Callable[[StartedEngine], None]) -> None:
-        """Start the engine and watch it until cancelled. Nothing of it is left when this ends.
+        """Start the engine, of a slot once it has its role, and watch it until cancelled. Nothing of it is left then.
 
         Args:
             on_serving: called once, when the instance serves.
@@ -102,47 +111,52 @@ class Supervisor:
             EngineError: it did not start, was refused, died or hung.
         """
         try:
-            started = await self._start()
-            server = self._starter.server
-            if server is None:
-                raise DeadError("the engine is gone")
-            self._serve(server, started)
+            role = await self._slot.role(self._zygote, start_seconds=self._settings.start_timeout_seconds)
+            started = await self._start(role)
+            self._launch = started.launch
+            self._serve(started)
             on_serving(started)
-            await self._watch_all(server)
+            await self._watch_all(started)
         except EngineError as error:
             self._instance.move(InstanceState.FAILED, str(error))
             raise
         finally:
             await asyncio.shield(self._end())
 
-    async def _start(self) -> StartedEngine:
+    async def _start(self, role: Role) -> StartedEngine:
         """Start the engine; one that ends by itself gets a second try, with other ports: its own may be taken."""
         try:
-            return await self._starter.run()
+            return await self._try(role)
         except EndedError as error:
             if error.status == _ARGUMENTS_REFUSED:
                 raise
             _log.warning("the engine ended while it started; trying once more", error=str(error))
-        await self._end()
-        self._launch = Launch.prepare(self._settings)
-        self._starter = self._new_starter()
+        await self._end_server()
+        return await self._try(role)
+
+    async def _try(self, role: Role) -> StartedEngine:
+        self._starter = Starter(
+            self._settings,
+            launch=Launch.prepare(self._settings, role),
+            zygote=self._zygote,
+            instance=self._instance,
+            reports=self._reports,
+        )
         return await self._starter.run()
 
-    def _new_starter(self) -> Starter:
-        return Starter(self._settings, launch=self._launch, instance=self._instance, reports=self._reports)
-
-    def _serve(self, server: ForkedServer, started: StartedEngine) -> None:
-        self._parts = [part for part in members(server.pid) if part.pid == server.pid or part.is_engine_part]
+    def _serve(self, started: StartedEngine) -> None:
+        first = started.server.pid
+        self._parts = [part for part in members(first) if part.pid == first or part.is_engine_part]
         self._http_seen = time.monotonic()
         self._instance.facts = started.facts
         self._instance.phases = started.phases
         self._instance.move(InstanceState.SERVING, "")
 
-    async def _watch_all(self, server: ForkedServer) -> None:
+    async def _watch_all(self, started: StartedEngine) -> None:
         watchers = [
-            asyncio.create_task(self._watch_exit(server)),
+            asyncio.create_task(self._watch_exit(started.server)),
             asyncio.create_task(self._watch_health()),
-            asyncio.create_task(self._watch_http()),
+            asyncio.create_task(self._watch_http(started.launch)),
             asyncio.create_task(self._watch_surrender()),
         ]
         try:
@@ -225,31 +239,35 @@ class Supervisor:
                 return now
         return None
 
-    async def _watch_http(self) -> None:
+    async def _watch_http(self, launch: Launch) -> None:
         while True:
             await asyncio.sleep(_HTTP_CHECK_SECONDS)
             if await is_ready(
-                self._launch.local_host,
-                self._launch.ports.http,
+                launch.local_host,
+                launch.ports.http,
                 token=self._settings.token,
                 timeout_seconds=_HTTP_TIMEOUT_SECONDS,
             ):
                 self._http_seen = time.monotonic()
 
     async def _end(self) -> None:
+        """Leave nothing of the engine, and no zygote of the agent's own."""
+        await self._end_server()
+        await self._zygote.stop()
+
+    async def _end_server(self) -> None:
         """Kill the engine's process group and wait until it is gone."""
-        server, zygote = self._starter.server, self._starter.zygote
-        if server is not None:
-            await server.kill()
-            try:
-                async with asyncio.timeout(_EXIT_SECONDS):
-                    await server.wait_exit()
-            except TimeoutError:
-                _log.warning("the zygote did not confirm the engine's end", pid=server.pid)
-            _kill_remains(server.pid)
-            await server.close()
-        if zygote is not None:
-            await zygote.stop()
+        server = None if self._starter is None else self._starter.server
+        if server is None:
+            return
+        await server.kill()
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await server.wait_exit()
+        except TimeoutError:
+            _log.warning("the zygote did not confirm the engine's end", pid=server.pid)
+        _kill_remains(server.pid)
+        await server.close()
 
     def _dead(self, message: str) -> DeadError:
         return DeadError(self._log.under(message))

@@ -1,4 +1,4 @@
-"""A zygote of the agent's own, for a pod with one engine."""
+"""The zygote that forks an agent's engine: one that several agents share, or a child of the agent's own."""
 
 from __future__ import annotations
 
@@ -9,55 +9,78 @@ from pathlib import Path
 
 from kllm_engine.agent.exceptions import StartError
 
+PROGRAM = (sys.executable, "-P", "-m", "kllm_engine.main", "zygote")
+"""Command of a zygote of the agent's own, without its flags."""
+
 _TERM_SECONDS = 5.0
 
 
-class OwnZygote:
-    """A child process that forks the engine; ends with the agent."""
+class Zygote:
+    """One zygote. One of the agent's own ends with the agent, and is started again when it has ended before.
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    Args:
+        shared: socket of a zygote that runs already; None for one of the agent's own.
+        own: where the agent's own listens.
+        model: whose tokenizer the agent's own loads, besides its imports.
 
-    @classmethod
-    async def start(cls, socket_path: Path) -> OwnZygote:
-        """Start it and wait until its imports are done.
+    Attributes:
+        socket: where it listens.
+    """
+
+    def __init__(self, *, shared: Path | None, own: Path, model: str) -> None:
+        self.socket = shared or own
+        self._is_own = shared is None
+        self._model = model
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start the agent's own, unless it runs, and wait until its imports are done. A shared one is left alone.
 
         Raises:
             StartError: it ended instead.
         """
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "kllm_engine.main",
-            "zygote",
+        if not self._is_own or self._runs():
+            return
+        self._process = await asyncio.create_subprocess_exec(
+            *PROGRAM,
             "--socket",
-            str(socket_path),
+            str(self.socket),
+            "--model",
+            self._model,
             "--parent-pid",
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )
-        zygote = cls(process)
         try:
-            await zygote._until_ready()
+            await _until_ready(self._process)
         except BaseException:
-            await zygote.stop()
+            await self.stop()
             raise
-        return zygote
 
-    async def _until_ready(self) -> None:
-        if self._process.stdout is None or not await self._process.stdout.readline():
-            raise StartError(f"the zygote ended with status {await self._process.wait()}; its log is on stderr")
+    async def ended(self) -> int:
+        """Wait for the end of the agent's own, and return its exit status."""
+        if self._process is None:
+            raise RuntimeError("the agent has no zygote of its own")
+        return await self._process.wait()
 
     async def stop(self) -> None:
-        """End it, and with it every server that it forked."""
-        if self._process.returncode is not None:
+        """End the agent's own, and with it every server that it forked."""
+        process = self._process
+        if process is None or process.returncode is not None:
             return
-        self._process.terminate()
+        process.terminate()
         try:
             async with asyncio.timeout(_TERM_SECONDS):
-                await self._process.wait()
+                await process.wait()
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            process.kill()
+            await process.wait()
+
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+
+async def _until_ready(process: asyncio.subprocess.Process) -> None:
+    if process.stdout is None or not await process.stdout.readline():
+        raise StartError(f"the zygote ended with status {await process.wait()}; its log is on stderr")

@@ -7,23 +7,30 @@ import json
 import sys
 
 from kllm_engine.models.exceptions import ModelError
+from kllm_engine.models.link import link_folder
 from kllm_engine.models.resolve import resolve
-
-_FAILED = 1
+from kllm_engine.termination import tell_why
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make `arguments.uri` available in `arguments.cache`.
+    """Make `arguments.uri` available in `arguments.cache`, and `arguments.link` a link to it if that is set.
 
     Prints {"event":"progress","message":...} while it works, then {"event":"model","path":...}, or
-    {"event":"failed","message":...} and returns 1.
+    {"event":"failed","reason":...,"message":...}. A container's termination message is then `REASON: MESSAGE`.
+
+    Returns:
+        0, or the exit code of what went wrong; see `kllm_engine.models.exceptions`.
     """
     try:
         path = resolve(arguments.uri, arguments.cache, lambda message: _print("progress", message=message))
+        if arguments.link is not None:
+            link_folder(arguments.link, path)
     except ModelError as error:
-        _print("failed", message=str(error))
-        sys.stderr.write(f"kllm-engine: {error}\n")
-        return _FAILED
+        message = " ".join(str(error).split())
+        _print("failed", reason=error.reason, message=message)
+        tell_why(f"{error.reason}: {message}")
+        sys.stderr.write(f"kllm-engine: {error.reason}: {message}\n")
+        return error.exit_code
     _print("model", path=str(path))
     return 0
 

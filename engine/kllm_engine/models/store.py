@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from kllm_engine.models.exceptions import ModelError
+from kllm_engine.models.exceptions import DiskFullError, ModelError
 
 Progress = Callable[[str], None]
 
@@ -68,8 +68,10 @@ def ensure_folder(
             _require_space(folder.parent, needed_bytes, freed=_size(folder))
             _build(folder, recipe, build)
     except OSError as error:
-        hint = "free some space or choose another --cache" if error.errno == errno.ENOSPC else "check its permissions"
-        raise ModelError(f"model cache {folder.parent}: {error.strerror}; {hint}") from error
+        where = f"model cache {folder.parent}: {error.strerror}"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise DiskFullError(f"{where}; free some space or choose another --cache") from error
+        raise ModelError(f"{where}; check its permissions") from error
     return folder
 
 
@@ -144,7 +146,7 @@ def _require_space(directory: Path, needed_bytes: int, *, freed: int) -> None:
     if free < needed_bytes:
         message = f"{directory} has {free / 2**20:.0f} MiB free, {needed_bytes / 2**20:.0f} MiB are needed"
         old = f" (removing the old folder there frees {freed / 2**20:.0f} MiB)" if freed else ""
-        raise ModelError(f"{message}{old}; free some space or choose another --cache")
+        raise DiskFullError(f"{message}{old}; free some space or choose another --cache")
 
 
 def _size(folder: Path) -> int:

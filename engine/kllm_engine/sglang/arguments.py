@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kllm_core.kinds.service import RESERVED_ENGINE_ARGS
+from kllm_core.kinds.arguments import RESERVED_ENGINE_ARGS
 from kllm_core.objectives import Role
 from kllm_engine.messages import (
     AGENT_SOCKET_VARIABLE,
@@ -59,6 +59,7 @@ class EngineSettings:
         agent_socket: where the plugin reports; None leaves the plugin silent.
         engine_args: SGLang arguments without leading dashes that replace the defaults; true stands for a flag without
             a value, false or None takes a default away.
+        other_engine_args: those of the service's other role, which may rule out that this instance takes it.
         kv_events_endpoint: ZMQ endpoint (`ipc://PATH` or `tcp://*:PORT`) of KV cache events; None turns them off.
         kv_replay_endpoint: ZMQ endpoint from which missed events are fetched.
         parked_limit_tokens: most prefilled tokens that wait for a decode instance; None takes half of the pool.
@@ -82,6 +83,7 @@ class EngineSettings:
     context_tokens: int | None = None
     agent_socket: Path | None = None
     engine_args: Mapping[str, Value] = field(default_factory=dict)
+    other_engine_args: Mapping[str, Value] = field(default_factory=dict)
     kv_events_endpoint: str | None = None
     kv_replay_endpoint: str | None = None
     parked_limit_tokens: int | None = None
@@ -139,7 +141,9 @@ def launch(settings: EngineSettings) -> Launch:
         raise ArgumentsError(f"engineArgs must not set {', '.join(reserved)}: kLLM sets them from other fields")
     if settings.kv_type not in _KV_TYPES:
         raise ArgumentsError(f"kvType {settings.kv_type!r} is unknown; there are {', '.join(_KV_TYPES)}")
-    obstacle = flip_obstacle(settings.engine_args) if settings.flippable else "it was started for one role"
+    obstacle = "it was started for one role"
+    if settings.flippable:
+        obstacle = flip_obstacle(settings.engine_args) or flip_obstacle(settings.other_engine_args)
     arguments = _identity(settings) | _device_defaults(settings)
     arguments |= _role(settings) if obstacle else _roles(settings, arguments | dict(settings.engine_args))
     if settings.context_tokens is not None:

@@ -44,7 +44,14 @@ class Recipe(Protocol):
 
 
 class SglangRecipe:
-    """SGLang servers on this machine's device."""
+    """SGLang servers on this machine's device.
+
+    Args:
+        model: path of the model that all servers will load; its tokenizer is loaded with the imports. None: not known.
+    """
+
+    def __init__(self, model: str | None = None) -> None:
+        self._model = model
 
     def prepare(self) -> None:
         """Import SGLang with everything that a server of either role uses.
@@ -75,6 +82,9 @@ class SglangRecipe:
                 importlib.import_module(module)
         # Hooking takes half a second in each process, and children inherit it.
         importlib.import_module("sglang.srt.plugins").load_plugins()
+        if self._model is not None:
+            defaults = importlib.import_module("sglang.srt.server_args").ServerArgs
+            importlib.import_module("kllm_engine.sglang.tokenizers").try_to_load(self._model, defaults)
         _always_fork()
         # What lives now is never looked at again, so that its pages stay shared with the children.
         gc.freeze()
@@ -85,7 +95,9 @@ class SglangRecipe:
     def run(self, arguments: list[str]) -> None:
         """Run one SGLang HTTP server with its scheduler and detokeniser processes."""
         server_arguments = importlib.import_module("sglang.srt.server_args").prepare_server_args(arguments)
-        importlib.import_module("kllm_engine.sglang.tokenizers").load_before_fork(server_arguments)
+        importlib.import_module("kllm_engine.sglang.tokenizers").load_before_fork(
+            server_arguments.tokenizer_path or server_arguments.model_path, server_arguments
+        )
         importlib.import_module("sglang.launch_server").run_server(server_arguments)
 
 

@@ -230,17 +230,22 @@ class _Zygote:
         self._disconnect(connection)
 
 
-def serve(socket_path: Path, recipe: Recipe | None = None) -> int:
+def serve(socket_path: Path, recipe: Recipe | None = None, *, model: str | None = None) -> int:
     """Listen at `socket_path`, import, then fork a server for each connection until SIGTERM.
 
     The socket listens before the imports begin; requests that come meanwhile wait. When the imports are done, one line
     of JSON on stdout says so: {"event":"ready","seconds":...}.
 
+    Args:
+        socket_path: Unix socket to listen on.
+        recipe: what servers are; SGLang's by default.
+        model: path of the model that SGLang's servers will all load, if that is known.
+
     Returns:
         The exit code: 0 after SIGTERM or SIGINT.
     """
     started = time.monotonic()
-    chosen = recipe if recipe is not None else SglangRecipe()
+    chosen = recipe if recipe is not None else SglangRecipe(model)
     socket_path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         mask = os.umask(0o177)

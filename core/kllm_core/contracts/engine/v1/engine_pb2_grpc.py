@@ -66,6 +66,11 @@ class EngineAgentStub:
                 request_serializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.SwitchRoleRequest.SerializeToString,
                 response_deserializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.SwitchRoleResponse.FromString,
                 _registered_method=True)
+        self.Assume = channel.unary_unary(
+                '/kllm.engine.v1.EngineAgent/Assume',
+                request_serializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.AssumeRequest.SerializeToString,
+                response_deserializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.AssumeResponse.FromString,
+                _registered_method=True)
 
 
 class EngineAgentServicer:
@@ -74,7 +79,8 @@ class EngineAgentServicer:
     """
 
     def GetInstance(self, request, context):
-        """Facts that hold for one incarnation of the server. FAILED_PRECONDITION before the first server is up.
+        """Facts that hold for one incarnation of the server. FAILED_PRECONDITION before the first server is up, and so for
+        every slot; its state is told by WatchLoad.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +116,16 @@ class EngineAgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SwitchRole(self, request, context):
-        """Makes an empty instance serve the other role. FAILED_PRECONDITION when it is not empty or cannot flip.
+        """Makes an empty instance serve the other role. FAILED_PRECONDITION when it is not empty or cannot flip. Asked
+        again for the same role while it switches, it waits for the same end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Assume(self, request, context):
+        """Makes a slot start a server of a role, and answers before it serves. Success too when it starts or serves as that
+        role already. FAILED_PRECONDITION when it has another role, leaves, or has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +163,11 @@ def add_EngineAgentServicer_to_server(servicer, server):
                     servicer.SwitchRole,
                     request_deserializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.SwitchRoleRequest.FromString,
                     response_serializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.SwitchRoleResponse.SerializeToString,
+            ),
+            'Assume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Assume,
+                    request_deserializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.AssumeRequest.FromString,
+                    response_serializer=kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.AssumeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +334,33 @@ class EngineAgent:
             '/kllm.engine.v1.EngineAgent/SwitchRole',
             kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.SwitchRoleRequest.SerializeToString,
             kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.SwitchRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Assume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kllm.engine.v1.EngineAgent/Assume',
+            kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.AssumeRequest.SerializeToString,
+            kllm__core_dot_contracts_dot_engine_dot_v1_dot_engine__pb2.AssumeResponse.FromString,
             options,
             channel_credentials,
             insecure,
