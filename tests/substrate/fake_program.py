@@ -172,7 +172,8 @@ def main() -> None:
     parser.add_argument("program")
     program, rest = parser.parse_known_args()
     given = options(rest)
-    die_with_parent(int(given["parent-pid"]))
+    if "parent-pid" in given:
+        die_with_parent(int(given["parent-pid"]))
     if program.program.endswith("kllm_router.main"):
         router(given)
         return

@@ -1,124 +1,43 @@
-"""What every substrate promises, on each substrate there is."""
+"""What every substrate promises, on each substrate there is. e2e runs the same on real pods."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 
 import pytest
-from substrate.memory_substrate import MemorySubstrate
-from substrate.substrate_helpers import fake_programs, processes_with, service
+from substrate import drivers
+from substrate.drivers import drained, seen, serving, until
+from substrate.substrate_helpers import processes_with
 
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
+from kllm_core.steps import StartFrom
 from kllm_operator.substrate.exceptions import StepRefusedError, SubstrateError
-from kllm_operator.substrate.instance import Timeouts
-from kllm_operator.substrate.processes import ProcessSubstrate
 
 P, D = Role.PREFILL, Role.DECODE
-STARTING, SERVING, DRAINING, FAILED = (
-    InstanceState.STARTING, InstanceState.SERVING, InstanceState.DRAINING, InstanceState.FAILED,
+SLOT, STARTING, SERVING, DRAINING, FAILED = (
+    InstanceState.SLOT, InstanceState.STARTING, InstanceState.SERVING, InstanceState.DRAINING, InstanceState.FAILED,
 )  # fmt: skip
 
 
-class Memory:
-    """Drives the reference."""
-
-    def __init__(self):
-        self.substrate = MemorySubstrate()
-
-    def ask(self, name, what):
-        if what == "busy":
-            self.substrate.busy[name] = 1
-        else:
-            getattr(self.substrate, what).add(name)
-
-    def ask_no_more(self, name, what):
-        if what == "busy":
-            self.substrate.busy[name] = 0
-        else:
-            getattr(self.substrate, what).discard(name)
-
-    def kill(self, name):
-        self.substrate.die(name)
-
-    def impatient(self):
-        self.substrate.ready_seconds = 0.05
-
-    def nothing_of(self, name):
-        return True
-
-
-class Processes:
-    """Drives processes, by files that their stub agents look at."""
-
-    def __init__(self, substrate, folder):
-        self.substrate, self.folder = substrate, folder
-
-    def ask(self, name, what):
-        (self.folder / f"{name}.{what}").touch()
-
-    def ask_no_more(self, name, what):
-        (self.folder / f"{name}.{what}").unlink()
-
-    def kill(self, name):
-        os.kill(self.pid(name), signal.SIGKILL)
-
-    def impatient(self):
-        self.substrate._timeouts = Timeouts(serving=0.05)
-
-    def pid(self, name):
-        return next(each.pid for each in self.substrate.run.read_state().processes if each.id == name)
-
-    def nothing_of(self, name):
-        return name not in {each.id for each in self.substrate.run.read_state().processes}
-
-
-@pytest.fixture(params=["memory", "processes"])
+@pytest.fixture(params=["memory", "processes", "pods"])
 async def driver(request, tmp_path, monkeypatch):
-    if request.param == "memory":
-        memory = Memory()
-        yield memory
-        await memory.substrate.close()
-        return
     folder = tmp_path / "stub"
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("STUB_FOLDER", str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    async with ProcessSubstrate(service(), programs=fake_programs()) as substrate:
-        await substrate.resolve_model(tmp_path)
-        yield Processes(substrate, folder)
+    opened = {
+        "memory": drivers.memory,
+        "processes": lambda: drivers.processes(folder),
+        "pods": lambda: drivers.pods(folder),
+    }
+    async with opened[request.param]() as driven:
+        yield driven
     assert processes_with("XDG_RUNTIME_DIR", str(tmp_path)) == []
-
-
-async def seen(driver):
-    return {each.id: each for each in await driver.substrate.observe()}
-
-
-async def until(driver, name, state):
-    """Wait for a state; None stands for gone."""
-    async with asyncio.timeout(20):
-        while True:
-            found = (await seen(driver)).get(name)
-            if (found and found.state) == state:
-                return found
-            await asyncio.sleep(0.01)
-
-
-async def serving(driver, role=P):
-    name = await driver.substrate.start(role)
-    await until(driver, name, SERVING)
-    return name
-
-
-async def drained(driver, role=P):
-    name = await serving(driver, role)
-    assert await driver.substrate.drain(name, deadline_seconds=5)
-    return name
 
 
 async def test_a_start_is_seen_at_once_and_serves_with_an_agent(driver):
@@ -137,7 +56,7 @@ async def test_starts_have_ids_of_their_own_that_are_not_used_again(driver):
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing_and_may_be_cancelled_again(driver):
-    name = "chat-prefill-0"
+    name = driver.next_name(P)
     driver.ask(name, "slow")
     assert await driver.substrate.start(P) == name
     await driver.substrate.cancel(name)
@@ -154,7 +73,7 @@ async def test_what_serves_is_not_cancelled(driver):
 
 
 async def test_what_is_not_ready_in_time_has_failed_and_can_be_stopped(driver):
-    driver.ask("chat-decode-0", "slow")
+    driver.ask(driver.next_name(D), "slow")
     driver.impatient()
     name = await driver.substrate.start(D)
     found = await until(driver, name, FAILED)
@@ -196,7 +115,7 @@ async def test_the_deadline_of_a_drain_is_told_and_the_instance_can_be_stopped(d
 
 
 async def test_only_what_serves_is_drained(driver):
-    driver.ask("chat-prefill-0", "slow")
+    driver.ask(driver.next_name(P), "slow")
     name = await driver.substrate.start(P)
     with pytest.raises(StepRefusedError):
         await driver.substrate.drain(name, deadline_seconds=1)
@@ -271,15 +190,39 @@ async def test_a_flip_that_fails_leaves_it_drained_in_its_role_to_be_stopped(dri
 @pytest.mark.parametrize("state", [STARTING, SERVING, DRAINING])
 async def test_a_death_is_seen_in_every_state_with_its_cause(driver, state):
     if state is STARTING:
-        driver.ask("chat-decode-0", "slow")
+        driver.ask(driver.next_name(D), "slow")
         name = await driver.substrate.start(D)
     else:
         name = await (serving if state is SERVING else drained)(driver, D)
-    driver.kill(name)
+    await driver.kill(name)
     found = await until(driver, name, FAILED)
     assert "SIGKILL" in found.message
     await driver.substrate.stop(name)
     assert await seen(driver) == {}
+
+
+async def test_a_slot_has_no_role_until_an_instance_is_started_from_it(driver):
+    if not driver.has_slots:
+        with pytest.raises(StepRefusedError, match="no slots"):
+            await driver.substrate.add_slot(P)
+        return
+    with pytest.raises(StepRefusedError):
+        await driver.substrate.start(P, source=StartFrom.SLOT)
+    name = await driver.substrate.add_slot(P)
+    assert (await seen(driver))[name].slot
+    assert (await until(driver, name, SLOT)).slot
+    assert await driver.substrate.start(P, source=StartFrom.SLOT) == name
+    assert not (await seen(driver))[name].slot
+    assert (await until(driver, name, SERVING)).role is P
+
+
+async def test_a_slot_is_given_up_at_once(driver):
+    if driver.has_slots:
+        name = await driver.substrate.add_slot(D)
+        await until(driver, name, SLOT)
+        await driver.substrate.cancel(name)
+        assert await seen(driver) == {}
+        assert driver.nothing_of(name)
 
 
 async def test_listeners_are_told_of_every_change(driver):

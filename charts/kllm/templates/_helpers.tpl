@@ -125,7 +125,7 @@ loop: {{ .Values.loop | toJson }}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 {{- end -}}
 
 {{/* The part that the pods of the chart's jobs share. */}}

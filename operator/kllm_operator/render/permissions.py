@@ -52,7 +52,8 @@ OPERATOR = (
     Rule("policy", ("poddisruptionbudgets",), _KEEP),
     Rule("networking.k8s.io", ("networkpolicies",), _KEEP),
     Rule("rbac.authorization.k8s.io", ("roles", "rolebindings"), _KEEP),
-    Rule("events.k8s.io", ("events",), ("create",)),
+    # Why a pod hangs before it runs is told in events only.
+    Rule("events.k8s.io", ("events",), ("list", "create")),
 )
 """In every namespace whose services it keeps."""
 

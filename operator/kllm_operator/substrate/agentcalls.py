@@ -1,4 +1,4 @@
-"""Calls to an instance's agent: drain and switch of role."""
+"""Calls to an instance's agent: drain, switch of role, and the role of a slot."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kllm_core.wire import ROLES
 from kllm_operator.substrate.exceptions import StepRefusedError, SubstrateError
 
 _SWITCH_TIMEOUT_SECONDS = 60.0
+_ASSUME_TIMEOUT_SECONDS = 10.0
 
 
 async def drain(address: str, token: str, *, deadline_seconds: float) -> bool:
@@ -52,3 +53,24 @@ async def switch_role(address: str, token: str, to: Role) -> float:
                 raise StepRefusedError("CannotFlip", f"agent {address} does not switch roles: {details}") from error
             raise SubstrateError(f"agent {address} did not switch roles: {details}") from error
     return float(response.switch_seconds)
+
+
+async def assume(address: str, token: str, role: Role) -> None:
+    """Have a slot start its server. Nothing is done for one that starts or serves as that role already.
+
+    Raises:
+        StepRefusedError: it cannot.
+        SubstrateError: its agent cannot be reached or failed.
+    """
+    request = engine_pb2.AssumeRequest(role=ROLES[role])
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            await stub.Assume(request, metadata=call_metadata(token), timeout=_ASSUME_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            details = f"{error.code().name}: {error.details()}"
+            if error.code() in {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED}:
+                raise StepRefusedError(
+                    "CannotAssume", f"agent {address} does not start as {role}: {details}"
+                ) from error
+            raise SubstrateError(f"agent {address} did not start as {role}: {details}") from error

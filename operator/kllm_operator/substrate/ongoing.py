@@ -8,24 +8,33 @@ from typing import Any
 
 
 class Ongoing:
-    """Tasks by key. Asked for again, one that goes on is joined; a waiter that is cancelled does not end it."""
+    """Tasks by key. Asked for again, one that goes on is joined; a waiter that is cancelled does not end it.
 
-    def __init__(self) -> None:
+    Args:
+        listener: called after the end of each; must not wait or raise.
+    """
+
+    def __init__(self, listener: Callable[[], None] = lambda: None) -> None:
+        self._listener = listener
         self._tasks: dict[tuple[str, str], asyncio.Task[Any]] = {}
 
     def has(self, what: str, name: str) -> bool:
         """Whether it goes on."""
         return (what, name) in self._tasks
 
-    async def join(self, what: str, name: str, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Wait for the end of the task of this key, which is begun if there is none."""
+    def begin(self, what: str, name: str, begin: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        """The task of this key, which is begun if there is none."""
         key = (what, name)
         task = self._tasks.get(key)
         if task is None:
             task = asyncio.ensure_future(begin())
             self._tasks[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
-        return await asyncio.shield(task)
+        return task
+
+    async def join(self, what: str, name: str, begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Wait for the end of the task of this key, which is begun if there is none."""
+        return await asyncio.shield(self.begin(what, name, begin))
 
     async def end(self) -> None:
         """Cancel all and wait for their ends."""
@@ -38,3 +47,4 @@ class Ongoing:
         self._tasks.pop(key, None)
         if not task.cancelled():
             task.exception()  # its waiter may be gone, and nobody else would ask
+        self._listener()

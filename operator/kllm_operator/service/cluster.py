@@ -1,0 +1,44 @@
+"""What all services of one operator share."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kllm_operator.kube.api import KubeApi
+from kllm_operator.kube.cache import Key
+from kllm_operator.kube.caches import Caches
+from kllm_operator.kube.recorder import Recorder
+from kllm_operator.loop.settings import LoopSettings
+from kllm_operator.metrics import OperatorMetrics
+from kllm_operator.render.config import RenderConfig
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster and the operator's own settings.
+
+    Attributes:
+        api: fenced: it refuses writes of a replica that does not lead.
+        caches: of all kinds that are watched.
+        recorder: for events.
+        metrics: of the process.
+        render: images, programs and network rules.
+        loop: settings of all control loops.
+        want: wants a reconcile of a service; must not wait or raise.
+        wall: the time of day.
+    """
+
+    api: KubeApi
+    caches: Caches
+    recorder: Recorder
+    metrics: OperatorMetrics
+    render: RenderConfig
+    loop: LoopSettings
+    want: Callable[[Key], None]
+    wall: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
+
+    def now(self) -> str:
+        """The time of day as conditions tell it."""
+        return self.wall().astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

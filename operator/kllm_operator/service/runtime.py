@@ -1,0 +1,221 @@
+"""One InferenceService: from its spec to objects and a running fleet, and back to its status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from kllm_core.conditions import ConditionType, Reason
+from kllm_core.kinds.base import Scaling
+from kllm_core.kinds.manifest import ManifestError, check_service
+from kllm_core.kinds.service import InferenceService
+from kllm_core.kinds.status import ServiceStatus
+from kllm_core.labels import PAUSED
+from kllm_core.objectives import Role
+from kllm_core.steps import DesiredCounts
+from kllm_operator.kube.cache import Key, key_of
+from kllm_operator.kube.exceptions import KubeError, NotLeadingError
+from kllm_operator.kube.resources import INFERENCE_SERVICES, PODS, Resource
+from kllm_operator.loop.counts import CountsError
+from kllm_operator.loop.report import Report
+from kllm_operator.render.engine import check_templates
+from kllm_operator.render.engine_template import TemplateError
+from kllm_operator.render.service import children
+from kllm_operator.service.children import Children, NameTakenError
+from kllm_operator.service.cluster import Cluster
+from kllm_operator.service.facts import Facts, Trouble, Verdict
+from kllm_operator.service.fleet import Fleet
+from kllm_operator.service.pools import POOLS, Pools
+from kllm_operator.service.routers import addresses, one_knows_fleet, routers
+from kllm_operator.service.telling import Teller
+from kllm_operator.service.token import ensure_token, read_token
+from kllm_operator.service.writer import StatusWriter
+
+_RESYNC_SECONDS = 600.0
+"""Between two looks at a service of which nothing was heard: for what no event tells."""
+_ROUTER_SECONDS = 0.5
+"""Between two questions to routers whether they have found the fleet, which takes them a moment."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ServiceRuntime:
+    """One service, by its uid: one that is made anew under the same name gets a runtime of its own.
+
+    Reconciles of one runtime do not overlap, and `close` comes after the last one.
+
+    Args:
+        cluster: where it is.
+        document: its object.
+    """
+
+    def __init__(self, cluster: Cluster, document: Mapping[str, Any]) -> None:
+        self.uid = str(document["metadata"]["uid"])
+        self._cluster = cluster
+        self._key: Key = key_of(document)
+        self._document = document
+        self._children = Children(cluster.api, cluster.caches)
+        self._pools = Pools(cluster.api, cluster.caches, namespace=self._key[0], name=self._key[1], uid=self.uid)
+        self._teller = Teller(cluster, lambda: self._document)
+        self._status = StatusWriter(cluster, self._key, self._pools)
+        self._service: InferenceService | None = None
+        self._verdict = Verdict()
+        self._trouble: Trouble | None = None
+        self._report: Report | None = None
+        self._fleet: Fleet | None = None
+        self._rendered: tuple[int, Sequence[Mapping[str, Any]]] = (-1, ())
+        self._knows_fleet: bool | None = None
+        self._failing = False
+        self._token: str | None = None
+
+    @property
+    def summary(self) -> tuple[InferenceService, ServiceStatus] | None:
+        """The accepted spec and the status as last written; None as long as there is no such spec."""
+        live = self._cluster.caches.of(INFERENCE_SERVICES).get(*self._key)
+        if self._service is None or live is None:
+            return None
+        return self._service, ServiceStatus.model_validate(live.get("status") or {})
+
+    async def reconcile(self, document: Mapping[str, Any]) -> float:
+        """Bring everything to what the spec asks for, as far as that is possible now; seconds until the next look.
+
+        Raises:
+            KubeError: something could not be written; the status says what.
+        """
+        self._document = document
+        self._failing = True
+        self._judge(document)
+        failure: KubeError | None = None
+        self._trouble = None
+        if self._service is not None:
+            try:
+                await self._converge(self._service)
+            except KubeError as error:
+                failure = error
+                self._trouble = _trouble(error)
+        if isinstance(failure, NotLeadingError):
+            raise failure
+        pause = await self._look_at_routers()
+        await self._status.write(self._facts(), self._cluster.caches.of(INFERENCE_SERVICES).get(*self._key) or document)
+        if failure is not None:
+            raise failure
+        self._failing = False
+        return pause
+
+    def notice(self, resource: Resource) -> None:
+        """An object of the service, of this kind, has changed."""
+        if self._fleet is not None and resource is PODS:
+            self._fleet.notice()
+        elif self._fleet is not None and resource in POOLS.values():
+            self._fleet.counts_changed()
+
+    def halt(self) -> None:
+        """Take no more steps: the service is being deleted, and what goes is not to be replaced."""
+        if self._fleet is not None:
+            self._fleet.halt()
+
+    async def close(self) -> None:
+        """Leave the service as it is."""
+        if self._fleet is not None:
+            await self._fleet.close()
+            self._fleet = None
+
+    @property
+    def _paused(self) -> bool:
+        return (self._document["metadata"].get("annotations") or {}).get(PAUSED) == "true"
+
+    def _judge(self, document: Mapping[str, Any]) -> None:
+        """Accept the spec, or say why not and keep the last accepted one."""
+        try:
+            service = check_service(dict(document))
+            check_templates(service, self._cluster.render.engine)
+            self._render(service, document["metadata"]["generation"])
+        except ManifestError as error:
+            verdict = Verdict(False, Reason.INVALID_SPEC, "; ".join(error.problems))
+        except TemplateError as error:
+            verdict = Verdict(False, Reason.TEMPLATE_REFUSED, str(error))
+        else:
+            self._service, verdict = service, Verdict()
+        if verdict != self._verdict and not verdict.accepted:
+            self._cluster.recorder.tell(
+                self._document, reason=verdict.reason, note=verdict.message, action="Accept", warning=True
+            )
+        self._verdict = verdict
+
+    def _render(self, service: InferenceService, generation: int) -> None:
+        if self._rendered[0] != generation:
+            self._rendered = (generation, children(service, uid=self.uid, config=self._cluster.render))
+
+    async def _converge(self, service: InferenceService) -> None:
+        if self._token is None:
+            find = read_token if self._paused else ensure_token
+            self._token = await find(self._cluster.api, service, uid=self.uid)
+        if not self._paused:
+            await self._children.ensure(self._rendered[1], service=self._key, uid=self.uid)
+            await self._seed_counts(service)
+        if self._fleet is not None:
+            self._fleet.change(service, paused=self._paused)
+        elif self._token is not None:
+            self._fleet = Fleet(
+                self._cluster, service, self._pools, token=self._token, tell=self._teller.tell,
+                publish=self._published, paused=self._paused,
+            )  # fmt: skip
+
+    async def _seed_counts(self, service: InferenceService) -> None:
+        """Begin with the least that the spec allows, where someone else will write the counts."""
+        if service.spec.scaling is not Scaling.EXTERNAL:
+            return
+        counts = self._pools.read() or {}
+        new = [
+            role for role in Role if (pool := self._pools.of(role)) is not None and pool["metadata"]["generation"] == 1
+        ]
+        wanted = {role: service.spec.role(role).min_replicas if role in new else counts.get(role, 0) for role in Role}
+        if new and len(counts) == len(Role):
+            seed = DesiredCounts(wanted[Role.PREFILL], wanted[Role.DECODE], "Seeded", "the least that the spec allows")
+            try:
+                await self._pools.write(seed)
+            except CountsError as error:
+                raise KubeError(str(error)) from error
+
+    async def _look_at_routers(self) -> float:
+        """Hear all routers; as long as the service is not ready, ask whether they have found its fleet."""
+        found = addresses(self._cluster.caches, self._key)
+        if self._fleet is not None:
+            self._fleet.follow_routers(found)
+        facts = self._facts()
+        if not found or any(facts.serving(role) == 0 for role in Role):
+            self._knows_fleet = None
+        elif not self._knows_fleet and not self._is_ready:
+            self._knows_fleet = await one_knows_fleet(found)
+        return _ROUTER_SECONDS if self._knows_fleet is False else _RESYNC_SECONDS
+
+    @property
+    def _is_ready(self) -> bool:
+        conditions = (self._document.get("status") or {}).get("conditions") or ()
+        return any(each["type"] == ConditionType.READY and each["status"] == "True" for each in conditions)
+
+    def _facts(self) -> Facts:
+        return Facts(
+            generation=int(self._document["metadata"]["generation"]),
+            verdict=self._verdict,
+            service=self._service,
+            revisions={} if self._fleet is None else self._fleet.revisions,
+            report=self._report,
+            routers=routers(self._cluster.caches, self._key, knows_fleet=self._knows_fleet),
+            trouble=self._trouble,
+            paused=self._paused,
+        )
+
+    def _published(self, report: Report) -> None:
+        self._report = report
+        live = self._cluster.caches.of(INFERENCE_SERVICES).get(*self._key)
+        # What has failed comes again by itself, after a pause that ticks are not to shorten.
+        if live is not None and not self._failing and self._status.differs(self._facts(), live):
+            self._cluster.want(self._key)
+
+
+def _trouble(error: KubeError) -> Trouble:
+    reason = Reason.NAME_TAKEN if isinstance(error, NameTakenError) else Reason.APPLY_FAILED
+    return Trouble(reason, str(error))

@@ -1,0 +1,82 @@
+"""Writes the status of a service and of its pools, when there is something to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from kllm_core.objectives import Role
+from kllm_operator.kube.cache import Key
+from kllm_operator.kube.exceptions import NotFoundError
+from kllm_operator.kube.resources import Document
+from kllm_operator.service.cluster import Cluster
+from kllm_operator.service.facts import Facts
+from kllm_operator.service.pools import Pools
+from kllm_operator.service.status import is_told, is_urgent, pool_status, service_status
+
+_WORDS_SECONDS = 15.0
+"""Between two writes that bring only newer loads and words, which change at each tick."""
+
+
+class StatusWriter:
+    """Writes each status at most once per call, and only if it has changed.
+
+    Args:
+        cluster: where they are.
+        service: namespace and name.
+        pools: of the service.
+    """
+
+    def __init__(self, cluster: Cluster, service: Key, pools: Pools) -> None:
+        self._cluster = cluster
+        self._service = service
+        self._pools = pools
+        self._written_at: dict[str, float] = {}
+
+    def differs(self, facts: Facts, document: Mapping[str, Any]) -> bool:
+        """Whether there is something to write now."""
+        return any(self._wants(live, wanted) for live, wanted in self._statuses(facts, document))
+
+    async def write(self, facts: Facts, document: Mapping[str, Any]) -> None:
+        """Write what has changed.
+
+        Raises:
+            KubeError: it cannot be written.
+        """
+        for live, wanted in self._statuses(facts, document):
+            if self._wants(live, wanted):
+                await self._write(live, wanted)
+
+    def _statuses(self, facts: Facts, document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Document]]:
+        now = self._cluster.now()
+        statuses = [(document, service_status(facts, document.get("status") or {}, now=now))]
+        for role in Role:
+            pool = self._pools.of(role)
+            if pool is not None:
+                before, generation = pool.get("status") or {}, int(pool["metadata"]["generation"])
+                statuses.append((pool, pool_status(facts, role, before, generation=generation, now=now)))
+        return statuses
+
+    def _wants(self, live: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        before = live.get("status") or {}
+        if is_told(wanted, before):
+            return False
+        now = asyncio.get_running_loop().time()
+        written_at = self._written_at.get(live["metadata"]["uid"])
+        return is_urgent(wanted, before) or written_at is None or now - written_at >= _WORDS_SECONDS
+
+    async def _write(self, live: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        metadata = live["metadata"]
+        body = {
+            "apiVersion": live["apiVersion"],
+            "kind": live["kind"],
+            "metadata": {key: metadata[key] for key in ("namespace", "name", "uid")},
+            "status": wanted,
+        }
+        self._written_at[metadata["uid"]] = asyncio.get_running_loop().time()
+        try:
+            self._cluster.caches.put(await self._cluster.api.apply_status(body))
+        except NotFoundError:
+            # It was deleted meanwhile, which is told soon.
+            return
