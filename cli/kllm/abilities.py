@@ -29,6 +29,8 @@ def notes(service: InferenceService) -> list[str]:
         told.append(f"spec.router.replicas is {spec.router.replicas}; on one machine one router is started")
     if spec.router.binding is Binding.JUST_IN_TIME:
         told.append("spec.router.binding is JustInTime, which is not available yet; requests are bound late")
+    if spec.router.api_keys_secret_name is not None:
+        told.append("spec.router.apiKeysSecretName is a Secret of a cluster; here keys come with --api-key-file")
     if spec.rollout != RolloutSpec():
         told.append("spec.rollout has no effect on one machine, where a changed manifest is started anew")
     return told

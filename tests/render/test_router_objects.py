@@ -69,6 +69,17 @@ def test_a_model_that_is_there_already_is_mounted_and_cannot_be_written(uri):
     assert named(spec["containers"][0]["volumeMounts"], "model")["readOnly"] is True
 
 
+def test_client_keys_are_read_from_the_secret_that_the_service_names(tmp_path):
+    template = router_pod(service(router={"apiKeysSecretName": "team-keys"}))
+    (mount,) = [each for each in router(template)["volumeMounts"] if each["name"] == "api-keys"]
+    volume = named(template["spec"]["volumes"], "api-keys")
+
+    assert volume["secret"]["secretName"] == "team-keys"
+    assert mount["readOnly"]
+    assert flags(router(template))["--api-key-file"] == f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
+    assert "--api-key-file" not in flags(router(router_pod(service())))
+
+
 def test_it_has_time_to_end_what_it_carries():
     config = replace(CONFIG, router=replace(CONFIG.router, lame_duck_seconds=2.5, drain_seconds=100.2))
     template = router_pod(config=config)

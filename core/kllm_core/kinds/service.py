@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from kllm_core.kinds.base import KvType, Metadata, Part, Scaling, TransferBackend, WholeNumber, name_rule
 from kllm_core.kinds.model import ModelSpec
@@ -39,6 +39,13 @@ class RouterSpec(Part):
         Binding.LATE,
         description="When the decode instance is chosen: Late after prefill, Early on arrival, JustInTime when the "
         "rest of the prefill takes as long as the handshake.",
+    )
+    api_keys_secret_name: (
+        Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] | None
+    ) = Field(
+        None,
+        description="Secret whose entry `keys` holds the keys that clients may use, one a line; left out: no key is "
+        "needed. Routers read it when they start.",
     )
     template: PodTemplate | None = Field(
         None, description="Pod template that is merged into the router's pod, whose container is `router`."

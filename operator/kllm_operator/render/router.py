@@ -25,6 +25,8 @@ _KILL_SECONDS = 5
 
 _HOME = {"name": "HOME", "value": WORK}
 _REQUESTS = {"cpu": "100m", "memory": "256Mi"}
+_KEYS = "api-keys"
+_KEYS_FOLDER = "/etc/kllm/api-keys"
 _MOUNTED = ("fleet-token", "model", "models", "work", "tmp")
 _RESERVED = Reserved(
     spec=frozenset(
@@ -32,8 +34,8 @@ _RESERVED = Reserved(
     ),
     containers={"containers": frozenset({CONTAINER}), "initContainers": frozenset({MODEL_CONTAINER})},
     container_fields=frozenset({"command", "args", "ports", "readinessProbe", "terminationMessagePolicy"}),
-    mounts=frozenset(ACCESS[name] for name in _MOUNTED),
-    volumes=frozenset({"fleet-token", "model"}),
+    mounts=frozenset(ACCESS[name] for name in _MOUNTED) | {_KEYS_FOLDER},
+    volumes=frozenset({"fleet-token", "model", _KEYS}),
 )
 
 
@@ -113,6 +115,10 @@ def _pod(service: InferenceService, config: RenderConfig) -> dict[str, Any]:
         "containers": [_router(service, config)],
         "volumes": [volume for volume in engine_volumes(service.name, source) if volume["name"] in _MOUNTED],
     }
+    keys = service.spec.router.api_keys_secret_name
+    if keys is not None:
+        secret = {"secretName": keys, "items": [{"key": "keys", "path": "keys"}], "defaultMode": 0o440}
+        pod["volumes"].append({"name": _KEYS, "secret": secret})
     if router.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in router.pull_secrets]
     if needs_fetching(source):
@@ -153,8 +159,14 @@ def _router(service: InferenceService, config: RenderConfig) -> dict[str, Any]:
         # are to be told so, which needs a router that is reached.
         "readinessProbe": asks("/readyz/router") | {"periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 2},
         "resources": {"requests": dict(_REQUESTS), "limits": {"memory": "2Gi"}},
-        "volumeMounts": mounts(service.spec.model.source, only=_MOUNTED),
+        "volumeMounts": [*mounts(service.spec.model.source, only=_MOUNTED), *_key_mounts(service)],
     }
+
+
+def _key_mounts(service: InferenceService) -> list[dict[str, Any]]:
+    if service.spec.router.api_keys_secret_name is None:
+        return []
+    return [{"name": _KEYS, "mountPath": _KEYS_FOLDER, "readOnly": True}]
 
 
 def _arguments(service: InferenceService, config: RenderConfig) -> list[str]:
@@ -172,6 +184,7 @@ def _arguments(service: InferenceService, config: RenderConfig) -> list[str]:
         "--binding", spec.router.binding.value,
         "--lame-duck-seconds", f"{router.lame_duck_seconds:g}",
         "--drain-seconds", f"{router.drain_seconds:g}",
+        *(() if spec.router.api_keys_secret_name is None else ("--api-key-file", f"{_KEYS_FOLDER}/keys")),
     ]  # fmt: skip
 
 
