@@ -11,7 +11,6 @@ import structlog
 from kllm.running import Endpoint
 from kllm.steps import Steps
 from kllm_core.authentication import read_token_file
-from kllm_core.kinds.base import Scaling
 from kllm_core.kinds.service import InferenceService
 from kllm_core.timing import EngineTiming
 from kllm_engine.pace import parse_pace
@@ -20,7 +19,7 @@ from kllm_operator.loop.control import Control, Scaled
 from kllm_operator.loop.events import Event
 from kllm_operator.loop.report import Report
 from kllm_operator.loop.settings import LoopSettings
-from kllm_operator.plan.members import Limits, PoolLimits
+from kllm_operator.service.scaled import scaled_of
 from kllm_operator.substrate.exceptions import ChildFailedError
 from kllm_operator.substrate.rundir import write_atomically
 from kllm_operator.substrate.shared import reachable
@@ -84,25 +83,7 @@ def scaled(service: InferenceService, *, start_seconds: float | None, pace: str 
         start_seconds: what the slowest start took so far; None is unknown.
         pace: of the engines.
     """
-    spec = service.spec
-    prefill, decode = (
-        PoolLimits(pool.min_replicas, pool.max_replicas, pool.accelerator.count) for pool in (spec.prefill, spec.decode)
-    )
-    return Scaled(
-        spec.objectives.objectives(),
-        Limits(prefill, decode, spec.gpu_budget),
-        advise_only=spec.scaling is Scaling.EXTERNAL,
-        timing=_timing(pace),
-        start_seconds=start_seconds,
-    )
-
-
-def with_chunks(settings: LoopSettings, service: InferenceService) -> LoopSettings:
-    """The settings with the prefill step's size, if the manifest gives one."""
-    chunk = service.spec.prefill.engine_args.get("chunked-prefill-size")
-    if isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0:
-        return settings.with_values({"chunk_tokens": chunk})
-    return settings
+    return scaled_of(service, timing=_timing(pace), start_seconds=start_seconds)
 
 
 def _timing(pace: str | None) -> EngineTiming | None:

@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from kllm.commands.up import Tuning
-from kllm.controlling import scaled, with_chunks
+from kllm.controlling import scaled
 from kllm.steps import JsonSteps, PlainSteps
 from kllm_core.kinds.manifest import parse_service
 from kllm_core.timing import DecodeTiming, PrefillTiming
 from kllm_operator.loop.settings import LoopSettings, SettingError
+from kllm_operator.service.scaled import with_chunks
 
 
 def service(**spec):

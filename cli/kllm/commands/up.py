@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kllm.cache import cache_directory
-from kllm.controlling import control, with_chunks
+from kllm.controlling import control
 from kllm.running import Endpoint, RefusedError, run_until_signalled, up
 from kllm.steps import JsonSteps, Steps, terminal_steps
 from kllm_core.kinds.manifest import ManifestError, read_service
 from kllm_core.kinds.service import InferenceService
 from kllm_engine.pace import PaceError, parse_pace
 from kllm_operator.loop.settings import LoopSettings, SettingError
+from kllm_operator.service.scaled import with_chunks
 from kllm_operator.substrate.exceptions import (
     AlreadyRunningError,
     ChildFailedError,

@@ -37,7 +37,9 @@ def find_events(kubectl: Kubectl, names: set[str], pods: set[str]) -> list[Event
         KubectlError: kubectl failed.
     """
     found = [_event(each) for each in kubectl.list("events") if _is_about(each, names, pods)]
-    return sorted((each for each in found if each is not None), key=lambda each: each.at)
+    # The operator tells of an instance at its pod and at its service; once is enough for a reader.
+    once = {(each.reason, each.message, each.at.replace(microsecond=0)): each for each in found if each is not None}
+    return sorted(once.values(), key=lambda each: each.at)
 
 
 def _is_about(document: Document, names: set[str], pods: set[str]) -> bool:
