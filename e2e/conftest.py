@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -12,20 +11,21 @@ import pytest
 from e2e import targets
 from e2e.cluster.cluster import Cluster
 from e2e.kube import Kube
+from e2e.release import Release, release
 
-REPOSITORY = Path(__file__).parents[1]
-RELEASE = "kllm"
-RELEASE_NAMESPACE = "kllm-system"
-_LOGS = Path(os.environ.get("KLLM_E2E_LOGS") or REPOSITORY / ".cache" / "e2e")
-_FAILED = pytest.StashKey[bool]()
+_PREFIX = "e2e-"
+_LOGS = Path(os.environ.get("KLLM_E2E_LOGS") or Path(__file__).parents[1] / ".cache" / "e2e")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note on a test that it failed, for the fixture that collects logs."""
+    """Keep objects, events and logs of the tests' namespaces when a test fails, before its fixtures delete them."""
     report = yield
-    if report.failed:
-        item.stash[_FAILED] = True
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and report.when != "teardown" and isinstance(cluster, Kube):
+        folder = _LOGS / item.name
+        cluster.collect(folder, cluster.namespaces(_PREFIX))
+        report.sections.append(("cluster", f"objects, events and logs are in {folder}"))
     return report
 
 
@@ -43,30 +43,15 @@ def components(cluster: Kube) -> Cluster:
     return cluster.target.own
 
 
-@pytest.fixture(scope="session")
-def installed(cluster: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
-    """KLLM installed from this repository's chart, and uninstalled; the kinds stay, as helm leaves them.
-
-    What is installed already on a cluster that is not the repository's own is not replaced: the fixture fails.
-    """
-    values = tmp_path_factory.mktemp("values") / "values.json"
-    values.write_text(json.dumps(cluster.target.values))
-    action = ("install",) if cluster.target.own is None else ("upgrade", "--install")
-    cluster.helm(
-        *(*action, RELEASE, str(REPOSITORY / "charts" / "kllm"), "--values", str(values)),
-        *("--namespace", RELEASE_NAMESPACE, "--create-namespace", "--wait", "--timeout", "180s"),
-    )
-    yield cluster
-    cluster.helm("uninstall", RELEASE, "--namespace", RELEASE_NAMESPACE, "--wait")
-    cluster.delete(f"namespace/{RELEASE_NAMESPACE}", seconds=120)
+@pytest.fixture(scope="module")
+def installed(cluster: Kube) -> Iterator[Release]:
+    """KLLM installed from this repository's chart, for the tests of one module."""
+    with release(cluster) as made:
+        yield made
 
 
 @pytest.fixture
-def namespace(request: pytest.FixtureRequest, cluster: Kube) -> Iterator[str]:
-    """A namespace of the test's own; what was in it and the operator's logs are kept when the test fails."""
-    with cluster.namespace(f"e2e-{os.urandom(4).hex()}") as name:
+def namespace(cluster: Kube) -> Iterator[str]:
+    """A namespace of the test's own."""
+    with cluster.namespace(f"{_PREFIX}{os.urandom(4).hex()}") as name:
         yield name
-        if request.node.stash.get(_FAILED, False):
-            folder = _LOGS / request.node.name
-            cluster.collect(folder, [name, RELEASE_NAMESPACE])
-            request.node.add_report_section("teardown", "cluster", f"logs are in {folder}")

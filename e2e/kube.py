@@ -125,6 +125,11 @@ class Kube:
         finally:
             self.delete(f"namespace/{name}", seconds=_HELM_SECONDS)
 
+    def namespaces(self, prefix: str) -> tuple[str, ...]:
+        """The names of the namespaces that begin so."""
+        names = self.kubectl("get", "namespaces", "--output", "jsonpath={.items[*].metadata.name}").split()
+        return tuple(name for name in names if name.startswith(prefix))
+
     @contextmanager
     def reach(self, service: str, port: int, *, namespace: str = "default") -> Iterator[str]:
         """The address HOST:PORT at which the test reaches a Service.

@@ -90,6 +90,13 @@ class Llm:
         what = f"{'prefillpool' if role == 'prefill' else 'decodepool'}/{self.name}-{role}"
         self.cluster.kubectl("scale", what, f"--replicas={count}", "--namespace", self.namespace)
 
+    def change(self, spec: Mapping[str, Any]) -> None:
+        """Change fields of its spec, by a merge patch."""
+        patch = json.dumps({"spec": spec})
+        self.cluster.kubectl(
+            *("patch", "llm", self.name, "--type=merge", f"--patch={patch}", "--namespace", self.namespace)
+        )
+
     def annotate(self, *annotations: str) -> None:
         """Set annotations (`key=value`), or remove them (`key-`)."""
         self.cluster.kubectl("annotate", "llm", self.name, *annotations, "--overwrite", "--namespace", self.namespace)

@@ -14,7 +14,6 @@ from e2e.kube import Kube
 
 CHART = Path(__file__).parents[1] / "charts" / "kllm"
 KINDS = ("inferenceservices", "prefillpools", "decodepools")
-_NAME = "kllm"
 _GONE_SECONDS = 180.0
 
 
@@ -24,12 +23,14 @@ class Release:
 
     Attributes:
         cluster: where it is.
+        name: of the release; roles of the whole cluster are named after it.
         system: namespace of the operator.
         watched: namespace whose services it keeps.
         values: the chart's values, without what `upgrade` adds.
     """
 
     cluster: Kube
+    name: str
     system: str
     watched: str
     values: Mapping[str, Any]
@@ -43,7 +44,7 @@ class Release:
         """
         given = json.dumps(merged(self.values, values or {}))
         self.cluster.helm(
-            *("upgrade", "--install", _NAME, str(chart), "--values", "-"),
+            *("upgrade", "--install", self.name, str(chart), "--values", "-"),
             *("--namespace", self.system, "--wait", "--timeout", "180s"),
             given=given,
         )
@@ -69,7 +70,7 @@ def release(cluster: Kube, values: Mapping[str, Any] | None = None) -> Iterator[
     had_kinds = bool(cluster.kubectl("get", "crds", "--output", "name", f"{KINDS[0]}.kllm.io", "--ignore-not-found"))
     with cluster.namespace(f"{name}-system") as system, cluster.namespace(name) as watched:
         given = merged(cluster.target.values, {"watchNamespaces": [watched]})
-        made = Release(cluster, system, watched, merged(given, values or {}))
+        made = Release(cluster, f"{name}-kllm", system, watched, merged(given, values or {}))
         try:
             made.upgrade()
             yield made
@@ -78,7 +79,7 @@ def release(cluster: Kube, values: Mapping[str, Any] | None = None) -> Iterator[
                 *("delete", "llm", "--all", "--namespace", watched, "--ignore-not-found", "--cascade=foreground"),
                 seconds=_GONE_SECONDS,
             )
-            cluster.helm("uninstall", _NAME, "--namespace", system, "--wait", "--ignore-not-found")
+            cluster.helm("uninstall", made.name, "--namespace", system, "--wait", "--ignore-not-found")
     if not had_kinds:
         for kind in KINDS:
             cluster.delete(f"customresourcedefinition/{kind}.kllm.io")

@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from kubernetes.aio import client
 
 from e2e.cluster.cluster import Cluster
-from e2e.host import IMAGE, HostEnvironment
 from e2e.kube import CommandError, Kube
+from e2e.pods import USER, host_pod
 
-USER = 65532
 _WEB = "import http.server as s; s.HTTPServer(('', 8080), s.SimpleHTTPRequestHandler).serve_forever()"
-
-
-def host_pod(name: str, command: Sequence[str], **container: Any) -> dict[str, Any]:
-    host = HostEnvironment.of_this_process()
-    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}},
-            "volumes": [*host.volumes(), {"name": "tmp", "emptyDir": {}}],
-            "containers": [
-                {
-                    "name": "main",
-                    "image": IMAGE,
-                    "imagePullPolicy": "Never",
-                    "command": [str(host.python), *command],
-                    "workingDir": "/tmp",
-                    "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "kllm"}],
-                    "volumeMounts": [*host.mounts(), {"name": "tmp", "mountPath": "/tmp"}],
-                    "securityContext": security,
-                    **container,
-                }
-            ],
-        },
-    }
 
 
 def test_a_service_routes_to_a_pod_by_name_and_address(cluster: Kube, namespace: str) -> None:

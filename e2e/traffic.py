@@ -119,7 +119,7 @@ class Traffic:
         began = time.monotonic()
         text, error = "", ""
         try:
-            text = self._stream(number)
+            text = ask(self.address, model=self.model, number=number, tokens=self.tokens)
         except (OSError, ValueError, KeyError, http.client.HTTPException) as problem:
             error = f"{type(problem).__name__}: {problem}"
         right = self._right.get(number)
@@ -127,27 +127,40 @@ class Traffic:
             error = f"{text!r} instead of {right!r}"
         return Answer(number, began, time.monotonic(), text, error)
 
-    def _stream(self, number: int) -> str:
-        """The text of one answer, over a connection of its own: so each may reach another router."""
-        rng = random.Random(number)
-        body = {
-            "model": self.model,
-            "prompt": [rng.randrange(*_PLAIN_TOKENS) for _ in range(_PROMPT_TOKENS)],
-            "max_tokens": self.tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        connection = http.client.HTTPConnection(self.address, timeout=_REQUEST_SECONDS)
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise ValueError(f"status {response.status}: {response.read().decode(errors='replace')}")
-            lines = (line.decode().removeprefix("data:").strip() for line in response if line.startswith(b"data:"))
-            return _text(list(lines))
-        finally:
-            connection.close()
+
+def ask(address: str, *, model: str, number: int, tokens: int) -> str:
+    """The text of one answer, over a connection of its own: so each may reach another router.
+
+    Args:
+        address: HOST:PORT.
+        model: its name.
+        number: of the prompt; equal numbers have equal answers.
+        tokens: of the answer.
+
+    Raises:
+        OSError: the connection broke or was silent for two minutes.
+        http.client.HTTPException: the same in the midst of an answer.
+        ValueError: the service refused it, or the stream ended early or in an error.
+    """
+    rng = random.Random(number)
+    body = {
+        "model": model,
+        "prompt": [rng.randrange(*_PLAIN_TOKENS) for _ in range(_PROMPT_TOKENS)],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    connection = http.client.HTTPConnection(address, timeout=_REQUEST_SECONDS)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise ValueError(f"status {response.status}: {response.read().decode(errors='replace')}")
+        lines = (line.decode().removeprefix("data:").strip() for line in response if line.startswith(b"data:"))
+        return _text(list(lines))
+    finally:
+        connection.close()
 
 
 def _text(events: list[str]) -> str:

@@ -16,6 +16,8 @@ MERGE = "application/merge-patch+json"
 _AT_ONCE = 24
 _SECONDS = 60.0
 _LINE_BYTES = 1 << 22
+_PAUSE_SECONDS = 0.2
+_CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
 class ClusterApi:
@@ -40,7 +42,13 @@ class ClusterApi:
         await self._session.close()
 
     async def ask(
-        self, method: str, path: str, body: object = None, *, kind: str = "application/json", may_be: tuple[int, ...] = ()
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        kind: str = "application/json",
+        may_be: tuple[int, ...] = (),
     ) -> dict[str, Any]:
         """The answer to one request.
 
@@ -66,9 +74,13 @@ class ClusterApi:
             return told
 
     async def watch(self, path: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Type and object of each event from now on; what is there comes first."""
+        """Type and object of each event; what is there comes first, and again when the watch broke."""
         timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.get(f"{path}?watch=1&timeoutSeconds=3000", timeout=timeout) as answer:
-            async for line in answer.content:
-                event = json.loads(line)
-                yield event["type"], event["object"]
+        while True:
+            async with self._session.get(f"{path}?watch=1&timeoutSeconds=3000", timeout=timeout) as answer:
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event.get("type") not in _CHANGES:
+                        break
+                    yield event["type"], event["object"]
+            await asyncio.sleep(_PAUSE_SECONDS)

@@ -117,7 +117,7 @@ class Nodes:
                 },
             }  # fmt: skip
             await self._write("POST", f"/api/v1/namespaces/{metadata['namespace']}/pods", pod)
-        while not self._are_ready(metadata, spec["replicas"]):
+        while not self._are_ready(metadata, spec["replicas"]):  # noqa: ASYNC110  of many pods, none of which is awaited
             await asyncio.sleep(_START_SECONDS)
         count = spec["replicas"]
         status = {

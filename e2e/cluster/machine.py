@@ -27,6 +27,9 @@ from e2e.cluster.layout import (
 _IP_SECONDS = 20.0
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_SECONDS = 20.0
+_INHERITED = ("cpuset.cpus", "cpuset.mems")
+# Unless told otherwise, the scheduler gives all pods together as much as one process beside them.
+_SHARES = {"cpu.shares": "16384", "cpu.weight": "1600"}
 # What a kubelet sets for the whole machine.
 _KERNEL = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 
@@ -64,10 +67,14 @@ def part_networks() -> None:
 def make_cgroups() -> None:
     """Make the control group under which the kubelet keeps its pods, in each hierarchy."""
     for hierarchy in hierarchies():
-        (hierarchy / CGROUP).mkdir(exist_ok=True)
-        if hierarchy.name == "cpuset":
-            for name in ("cpuset.cpus", "cpuset.mems"):
-                (hierarchy / CGROUP / name).write_text((hierarchy / name).read_text())
+        group = hierarchy / CGROUP
+        group.mkdir(exist_ok=True)
+        for name in _INHERITED:
+            if (hierarchy / name).exists():
+                (group / name).write_text((hierarchy / name).read_text())
+        for name, share in _SHARES.items():
+            if (group / name).exists():
+                (group / name).write_text(share)
 
 
 def remove_cgroups() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -17,7 +18,7 @@ _RULES = "kube-proxy"
 def traces(layout: Layout) -> list[str]:
     """Everything of a cluster that is on the machine, each said for a person; empty when there is nothing."""
     found = [f"folder {layout.home}"] if layout.home.exists() else []
-    if Path("/sys/class/net", HOST_LINK).exists():
+    if HOST_LINK in {name for _, name in socket.if_nameindex()}:
         found.append(f"link {HOST_LINK}")
     found += [f"control group {root / CGROUP}" for root in machine.hierarchies() if (root / CGROUP).exists()]
     found += [

@@ -15,7 +15,7 @@ from types import FrameType
 
 from kllm_core.lifetime import die_with_parent
 from kllm_core.logs import configure_logs
-from kllm_engine.termination import tell_why
+from kllm_core.termination import tell_why
 from kllm_engine.workdir import use_work_dir
 
 _BAD_ARGUMENTS = 2

@@ -110,7 +110,8 @@ async def _trouble(api: DefinitionApi, definition: Document) -> str | None:
     found = await api.get(CUSTOM_RESOURCE_DEFINITIONS, namespace=None, name=name)
     if _hash(found) != _hash(definition):
         return f"{name} is that of another version of kLLM"
-    conditions = {each["type"]: each for each in found.get("status", {}).get("conditions", ())}
+    # Both are null as long as nobody has looked at a kind that is new.
+    conditions = {each["type"]: each for each in (found.get("status") or {}).get("conditions") or ()}
     for kind in ("NamesAccepted", "Established"):
         condition = conditions.get(kind, {})
         if condition.get("status") != "True":

@@ -104,8 +104,9 @@ async def _run(options: argparse.Namespace, config: OperatorConfig) -> int:
     login = Login(options.kubeconfig)
     await login.load()
     metrics = OperatorMetrics()
-    async with ApiServer(login, observe=metrics.called) as api:
-        return await Operator(options, config, login=login, api=api, metrics=metrics).run()
+    # The lease has connections of its own: where hundreds of writes wait for one, its renewal does not.
+    async with ApiServer(login, observe=metrics.called) as api, ApiServer(login, observe=metrics.called) as lease_api:
+        return await Operator(options, config, login=login, api=api, lease_api=lease_api, metrics=metrics).run()
 
 
 class Operator:
@@ -116,6 +117,7 @@ class Operator:
         config: its settings.
         login: way to the API server.
         api: the API server.
+        lease_api: the same, for the lease.
         metrics: of this process.
     """
 
@@ -126,12 +128,13 @@ class Operator:
         *,
         login: Login,
         api: ApiServer,
+        lease_api: ApiServer,
         metrics: OperatorMetrics,
     ) -> None:
         self._listen, self._metrics = options.listen, metrics
         self._stop, self._leading, self._filled = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        self._election = _election(api, config, self._identity)
+        self._election = _election(lease_api, config, self._identity)
         caches = Caches()
         fenced = FencedApi(api, self._leads)
         self._recorder = Recorder(fenced, instance=self._identity)
@@ -214,6 +217,8 @@ class Operator:
         Raises:
             LeaseLostError: another leads.
         """
+        # A replica that cannot see what there is would only keep another one from leading.
+        await self._filled.wait()
         if self._election is not None:
             await self._election.acquire()
         self._leading.set()
@@ -223,7 +228,9 @@ class Operator:
 
     async def _work(self) -> None:
         await self._leading.wait()
-        await self._filled.wait()
+        # What the leader before this one did last may not have been told yet, and is not to be done twice.
+        while not await self._informer.catch_up():  # noqa: ASYNC110  nothing tells that the server can be read again
+            await asyncio.sleep(_RETRY_SECONDS)
         await self._queue.run()
 
     async def _sweep(self) -> None:
@@ -288,10 +295,12 @@ def _verdict(done: set[asyncio.Task[Any]]) -> int:
             _log.critical("LeaseLost", error=str(error))
             # Another replica may act from here on: nothing that runs gets one more moment.
             os._exit(EXIT_LEASE_LOST)
-        if error is not None or task.get_name() != "stop":
-            _log.critical("OperatorFailed", part=task.get_name(), error=str(error), exc_info=error)
-            return 1
-    return 0
+    if any(task.get_name() == "stop" for task in done):
+        return 0
+    for task in done:
+        error = None if task.cancelled() else task.exception()
+        _log.critical("OperatorFailed", part=task.get_name(), error=str(error), exc_info=error)
+    return 1
 
 
 def _election(api: ApiServer, config: OperatorConfig, identity: str) -> Election | None:

@@ -19,7 +19,10 @@ KINDS = ROOT / "crds"
 
 
 class Server(FakeApi):
-    """Establishes kinds at the given number of looks after they were applied; never at None."""
+    """Establishes kinds at the given number of looks after they were applied; never at None.
+
+    Until then their status is that of a kind that nobody has looked at.
+    """
 
     def __init__(self, *, looks=1):
         super().__init__()
@@ -27,6 +30,7 @@ class Server(FakeApi):
 
     async def get(self, resource, *, namespace, name):
         found = await super().get(resource, namespace=namespace, name=name)
+        found["status"] = {"conditions": None}
         if self.looks is not None:
             self.looks -= 1
             if self.looks < 0:

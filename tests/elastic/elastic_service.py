@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,19 @@ class Load:
     seconds: float
     prompt_tokens: int
     output_tokens: int
+
+
+def send(url: str, load: Load, *, report: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Send a load to its end; the summary of `kllm bench`, which is written to `report`."""
+    arguments = [
+        "bench", "--url", url, "--rate", load.rate, "--duration", load.seconds, "--isl", load.prompt_tokens,
+        "--osl", load.output_tokens, "--ttft-ms", 3000, "--tpot-ms", 100, "--json", report,
+    ]  # fmt: skip
+    subprocess.run(
+        [*KLLM, *map(str, arguments)], env=environment, check=True, capture_output=True, timeout=load.seconds + 90,
+    )  # fmt: skip
+    summary: dict[str, Any] = json.loads(report.read_text())["summary"]
+    return summary
 
 
 @dataclass
@@ -79,16 +92,7 @@ class ElasticService:
 
     def send(self, load: Load) -> dict[str, Any]:
         """Send a load to its end; the summary of `kllm bench`."""
-        report = self.folder / "bench.json"
-        arguments = [
-            "bench", "--url", self.url, "--rate", load.rate, "--duration", load.seconds, "--isl", load.prompt_tokens,
-            "--osl", load.output_tokens, "--ttft-ms", 3000, "--tpot-ms", 100, "--json", report,
-        ]  # fmt: skip
-        subprocess.run(
-            [*KLLM, *map(str, arguments)], env=self.environment, check=True, capture_output=True,
-            timeout=load.seconds + 90,
-        )  # fmt: skip
-        return json.loads(report.read_text())["summary"]
+        return send(self.url, load, report=self.folder / "bench.json", environment=self.environment)
 
     def wait_until(self, condition: Any, *, seconds: float, what: str) -> float:
         """Poll a condition; seconds that it took."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kllm_engine.termination import tell_why
+from kllm_core.termination import tell_why
 from kllm_engine.workdir import use_work_dir
 
 

@@ -17,8 +17,8 @@ import huggingface_hub
 import pytest
 from engine.fake_hub import COMMIT, TOKEN, FakeHub, fake_hub
 
-from kllm_engine.models import hub as hub_module
-from kllm_engine.models.exceptions import DiskFullError, ModelError
+from kllm_core.models import hub as hub_module
+from kllm_core.models.exceptions import DiskFullError, ModelError
 from kllm_engine.models.resolve import resolve
 
 
@@ -99,6 +99,7 @@ async def test_a_revision_and_a_token_are_passed_on(hub: FakeHub, tmp_path):
         ("hf://team/forbidden", 3, "ModelAccessDenied", "answered 403"),
         ("hf://team/busy", 4, "HubUnreachable", "answered 503"),
         ("hf://team/broken", 4, "HubUnreachable", "could not be downloaded"),
+        ("hf://a", 2, "WrongAddress", "hf://ORG/NAME"),
         ("hf://a/b/c", 2, "WrongAddress", "hf://ORG/NAME"),
         ("s3://bucket/model", 2, "WrongAddress", "unknown model address"),
     ],
@@ -154,7 +155,7 @@ def test_a_cache_that_takes_no_more_is_named_as_such(tmp_path, monkeypatch, numb
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
     with pytest.raises(kind, match=words):
-        hub_module.fetch("team/tiny", None, cache_dir=tmp_path, progress=lambda _: None)
+        hub_module.fetch("team/tiny", cache_dir=tmp_path, patterns=["*"], progress=lambda _: None)
 
 
 async def test_a_model_without_weights_is_unusable(model, tmp_path):

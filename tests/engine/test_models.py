@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer
 
+from kllm_core.models.exceptions import ModelError, ModelUnavailableError, ModelUnusableError
 from kllm_engine.models import resolve as resolve_module
 from kllm_engine.models import smollm2, store, tiny
 from kllm_engine.models.command import run
-from kllm_engine.models.exceptions import ModelError, ModelUnavailableError, ModelUnusableError
 from kllm_engine.models.gguf import GgufFile
 from kllm_engine.models.resolve import resolve
 from kllm_engine.models.store import ensure_folder, find_damage

@@ -49,6 +49,10 @@ def _agent_flags(run_dir: Path, **changes: str | None) -> list[str]:
         ({"decode-engine-args": "[]"}, "--decode-engine-args must be a JSON object"),
         ({"prefill-engine-args": '{"host": "::"}'}, "host"),
         (
+            {"decode-engine-args": '{"no-such-argument": 1}'},
+            "--decode-engine-args: SGLang has no argument no-such-argument",
+        ),
+        (
             {"engine-args": '{"log-level": "info"}', "decode-engine-args": '{"log-level": "debug"}'},
             "log-level is 'info' in --engine-args and 'debug' in --decode-engine-args",
         ),

@@ -161,10 +161,17 @@ async def test_load_reports_say_in_one_line_why_an_instance_is_in_its_state(agen
     watch = agent.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=50), metadata=authorised())
     while (await watch.read()).message != "phase load":
         pass
-    os.kill(agent.engine_processes()[0].pid, signal.SIGKILL)
+    watch.cancel()
+    other = agents("chat-prefill-1")
+    await other.start()
+    await other.event("serving")
+    watch = other.stub().WatchLoad(engine_pb2.WatchLoadRequest(interval_milliseconds=50), metadata=authorised())
+    assert (await watch.read()).message == ""
+    pid = other.part("sglang::scheduler").pid
+    os.kill(pid, signal.SIGKILL)
     while (report := await watch.read()).state != engine_pb2.INSTANCE_STATE_FAILED:
         pass
-    assert report.message == "the engine ended while it started, killed by signal 9"
+    assert report.message == f"the engine's sglang::scheduler ({pid}) has ended"
 
 
 @pytest.mark.parametrize("victim", ["sglang::scheduler", "sglang::detokenizer", "main"])

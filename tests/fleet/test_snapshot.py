@@ -67,6 +67,13 @@ def test_an_agent_that_gave_its_engine_up_and_one_that_is_silent_have_failed():
     assert silent.observed[0].message == "its agent was silent for 21 s"
 
 
+def test_silence_is_no_failure_of_one_that_its_node_hears():
+    """Else an operator that is cut off from all engines would end all of them."""
+    heard = replace(SEEN, vouched=True)
+    assert member(heard, now=121.0).state is SERVING
+    assert member(heard, replace(TOLD, failed="it hangs", failed_at=91.5), now=102.0).state is FAILED
+
+
 def test_one_that_starts_or_was_never_heard_is_not_given_up_for_silence():
     assert member(replace(SEEN, state=STARTING), now=500.0).state is STARTING
     assert member(told=None, now=500.0).state is SERVING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 from kube.fake_api import FakeApi
 
 from kllm_core.labels import MANAGED_BY, MANAGER, SERVICE
+from kllm_operator.kube import informer
 from kllm_operator.kube.cache import ObjectCache
+from kllm_operator.kube.caches import Caches
+from kllm_operator.kube.exceptions import UnreachableError
+from kllm_operator.kube.informer import Informer
 from kllm_operator.kube.resources import PODS
 from kllm_operator.kube.sweep import sweep
 
@@ -39,6 +44,15 @@ def test_a_late_answer_does_not_bring_a_deleted_object_back():
     assert not cache.put(pod("a", version=6))
     assert cache.get("default", "a") is None
     assert cache.put(pod("a", version=8, uid="u2"))
+
+
+def test_an_object_that_left_the_watch_with_its_label_comes_back_with_it():
+    cache = ObjectCache(PODS)
+    cache.put(pod("a", version=5))
+    assert cache.remove(pod("a", version=7))
+    assert not cache.remove(pod("a", version=7))
+    assert cache.put(pod("a", version=8))
+    assert [each["metadata"]["name"] for each in cache.of("default", "chat")] == ["a"]
 
 
 def test_the_end_of_a_predecessor_does_not_remove_the_object_that_has_its_name():
@@ -114,3 +128,40 @@ def test_versions_that_cannot_be_compared_count_as_news(version):
     cache = ObjectCache(PODS)
     cache.put(pod("a", version=5))
     assert cache.put(pod("a", version=version))
+
+
+async def test_a_watch_that_begins_anew_has_caches_swept_at_once(monkeypatch):
+    monkeypatch.setattr(informer, "_GATHER_SECONDS", 0.0)
+    api, caches, changed = FakeApi(), Caches(), asyncio.Queue()
+    watching = Informer(
+        login=None, api=api, caches=caches, namespaces=(),
+        changed=lambda resource, document: changed.put_nowait((resource, document["metadata"]["name"])),
+        corrected=lambda resource, objects: None,
+    )  # fmt: skip
+    gone, kept = api.seed(pod("gone")), api.seed(pod("kept"))
+    take = watching._handler(caches.of(PODS))
+    for each in (gone, kept):
+        await take(event={"type": "ADDED", "object": each})
+    sweeping = asyncio.create_task(watching.sweep())
+    api.remove(gone)
+    await take(event={"type": None, "object": kept})
+    async with asyncio.timeout(10):
+        assert [await changed.get() for _ in range(3)] == [(PODS, "gone"), (PODS, "kept"), (PODS, "gone")]
+    sweeping.cancel()
+    assert [each["metadata"]["name"] for each in caches.of(PODS).all()] == ["kept"]
+
+
+async def test_who_begins_to_lead_catches_up_with_what_no_watch_has_told_yet():
+    api, told = FakeApi(), []
+    following = Informer(
+        login=None, api=api, caches=Caches(), namespaces=(),
+        changed=lambda resource, document: told.append(document["metadata"]["name"]),
+        corrected=lambda resource, objects: None,
+    )  # fmt: skip
+    api.seed(pod("a"))
+    api.fail = lambda verb, resource, name: UnreachableError("no answer") if resource == PODS else None
+    assert not await following.catch_up()
+    assert told == []
+    api.fail = lambda *_: None
+    assert await following.catch_up()
+    assert told == ["a"]

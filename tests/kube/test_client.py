@@ -217,6 +217,14 @@ async def test_a_token_that_is_refused_is_read_again_once(server):
         assert len(server.requests) == 4
 
 
+async def test_a_token_that_is_being_replaced_is_a_passing_trouble(server):
+    server.answers = [lambda request: status(401, "Unauthorized")]
+    async with server.running() as api:
+        server.token.unlink()
+        with pytest.raises(UnreachableError, match="no way to the API server"):
+            await api.get(PODS, namespace="default", name="a")
+
+
 async def test_the_deletion_of_what_is_gone_is_done(server):
     server.answers = [lambda request: status(404, "NotFound")]
     async with server.running() as api:

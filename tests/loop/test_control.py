@@ -14,6 +14,7 @@ from loop.world import World
 from plan.plan_helpers import limits
 
 from kllm_core.fleet import InstanceState
+from kllm_core.objectives import Role
 from kllm_operator.loop.settings import LoopSettings
 from kllm_operator.plan.members import Limits, PoolLimits
 from kllm_operator.substrate.exceptions import SubstrateError
@@ -189,6 +190,22 @@ def test_a_start_that_is_held_back_keeps_nothing_else_from_happening():
     assert within(loop, start_seconds=1.0).serving()[0] >= 3
 
 
+def test_the_last_failure_is_reported_until_another_one_serves():
+    async def loop(world):
+        world.substrate.die("chat-decode-0")
+        await asyncio.sleep(30)
+
+    world = within(loop)
+
+    told = [each.pools[Role.DECODE] for each in world.reports]
+    waiting = [each for each in told if each.last_failure is not None]
+    assert waiting
+    assert all(each.ready == 0 for each in waiting)
+    assert any(each.warming for each in waiting), "while the next one starts, too"
+    assert told[-1].last_failure is None
+    assert all(each.pools[Role.PREFILL].last_failure is None for each in world.reports)
+
+
 def test_an_instance_that_settles_is_forgiven():
     async def loop(world):
         for number in range(3):
@@ -343,6 +360,44 @@ def test_a_start_that_is_impossible_is_told_and_tried_once_a_tick():
 
     assert 9 <= len(world.tries) <= 13
     assert world.of("outcome")[-1]["error"] == "there is no room"
+
+
+def test_a_start_that_is_impossible_keeps_the_other_role_from_nothing():
+    async def impossible(world):
+        begin = world.substrate.start
+
+        async def start(role, *, source=None):
+            if role is Role.PREFILL:
+                raise SubstrateError("its template is refused")
+            return await begin(role)
+
+        world.substrate.start = start
+        world.substrate.die("chat-prefill-0")
+        world.substrate.die("chat-decode-0")
+        await asyncio.sleep(20)
+
+    assert within(impossible).serving() == (0, 1)
+
+
+def test_a_start_that_was_impossible_is_forgotten_when_it_is_not_wanted_any_more():
+    async def peak(world):
+        begin = world.substrate.start
+
+        async def start(role, *, source=None):
+            raise SubstrateError("the quota is used up")
+
+        world.substrate.start = start
+        world.rate = 20.0
+        await asyncio.sleep(20)
+        world.troubles = [world.reports[-1].pools[Role.PREFILL].trouble]
+        world.substrate.start = begin
+        world.rate = 0.0
+        await asyncio.sleep(60)
+        world.troubles.append(world.reports[-1].pools[Role.PREFILL].trouble)
+
+    world = within(peak, settings=QUICK)
+
+    assert world.troubles == ["the quota is used up", None]
 
 
 def test_what_is_drained_and_stopped_is_no_failure():

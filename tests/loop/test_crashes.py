@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kllm_core.objectives import Role
-from kllm_operator.loop.crashes import Crashes
+from kllm_operator.loop.crashes import Crashes, LastFailure
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -74,3 +74,17 @@ def test_who_has_seen_to_it_makes_failures_forgotten():
         crashes.failed(P, now=0.0, served_seconds=0.0)
     crashes.forget()
     assert (crashes.failing, crashes.next_seconds(0.0)) == ({}, None)
+
+
+def test_the_last_failure_stands_until_one_of_that_revision_serves():
+    crashes = Crashes()
+    crashes.expect(P, "a")
+    crashes.failed(P, now=0.0, served_seconds=0.0, message="is not there", reason="ModelNotFound")
+    assert crashes.last == {P: LastFailure("ModelNotFound", "is not there")}
+    assert crashes.held_back(500.0) == {}
+    assert crashes.last.keys() == {P}, "a pause that is over changes nothing"
+    crashes.serves(P)
+    assert crashes.last == {}
+    crashes.failed(P, now=600.0, served_seconds=0.0, message="broke")
+    crashes.expect(P, "b")
+    assert crashes.last == {}

@@ -108,6 +108,9 @@ def test_a_cluster_may_be_trusted_without_a_certificate(tmp_path):
         ({"cluster": {"nothing": 1}}, "no server"),
         ({"user": {"exec": {"command": "x"}}}, "exec"),
         ({"user": {"client-certificate": "a"}}, "client-key"),
+        ({"user": {"token": 12345678}}, "token must be text"),
+        ({"user": {"tokenFile": ["t"]}}, "tokenFile must be text"),
+        ({"cluster": {"server": "https://a:1", "certificate-authority": 5}}, "certificate-authority must be text"),
         ({"user": {"client-certificate-data": "?", "client-key-data": "?"}}, "client-certificate-data"),
     ],
 )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from router_brain.brain_helpers import write_model
 from router_brain.fake_hub import FakeHub
 
+from kllm_core.termination import tell_why
 from kllm_router import tokenizer_command
 from kllm_router.frontend.tokenizer import ModelTokenizer
 
@@ -76,6 +79,16 @@ def test_a_hub_that_is_away_is_told(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_hub_that_is_silent_is_not_waited_for_for_ever(tmp_path):
+    """The kernel accepts its connections, and nobody answers them."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = kllm_router(
+            "hf://org/model", "--cache", tmp_path / "cache", HF_ENDPOINT=endpoint, HF_HUB_ETAG_TIMEOUT="1"
+        )
+    assert done.returncode == 4, done.stderr
+
+
 def test_a_folder_is_only_linked(tmp_path):
     folder = write_model(tmp_path / "model")
     done = kllm_router(folder, "--cache", tmp_path / "cache", "--link", tmp_path / "current")
@@ -84,28 +97,20 @@ def test_a_folder_is_only_linked(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_link_that_is_there_is_replaced(tmp_path):
-    folder, link = write_model(tmp_path / "model"), tmp_path / "current"
-    link.symlink_to("/nowhere")
-    tokenizer_command.link(link, folder)
-    assert link.readlink() == folder
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["current", "model"]
-
-
 @pytest.mark.parametrize(
     ("uri", "code", "said"),
     [
-        ("demo://smollm2-135m", 2, "kllm-engine model"),
+        ("demo://smollm2-135m", 2, "WrongAddress: demo://smollm2-135m is made by the engine"),
         ("s3://bucket/model", 2, "hf://ORG/NAME"),
         ("hf://model", 2, "hf://ORG/NAME"),
-        ("/nowhere", 3, "no such folder"),
-        ("/", 6, "no tokenizer.json"),
+        ("/nowhere", 3, "ModelNotFound: /nowhere: there is no such folder"),
+        ("/", 6, "ModelUnusable: / has no tokenizer.json"),
     ],
 )
 def test_an_address_that_is_of_no_use_is_refused(tmp_path, monkeypatch, capsys, uri, code, said):
     log = tmp_path / "termination-log"
     log.touch()
-    monkeypatch.setattr(tokenizer_command, "TERMINATION_LOG", log)
+    monkeypatch.setattr(tokenizer_command, "tell_why", partial(tell_why, path=log))
     assert tokenizer_command.run([uri, "--cache", str(tmp_path)]) == code
     assert said in capsys.readouterr().err
     assert said in log.read_text()

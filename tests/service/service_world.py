@@ -58,13 +58,14 @@ class World:
 
     Attributes:
         leading: whether this replica may write.
+        reconciles: that were begun.
     """
 
     def __init__(self) -> None:
         self.api = FakeApi()
         self.caches = Caches()
         self.metrics = OperatorMetrics()
-        self.leading = True
+        self.leading, self.reconciles = True, 0
         self.fenced = FencedApi(self.api, lambda: self.leading)
         self.recorder = Recorder(self.fenced, instance="test")
         self.queue = WorkQueue(self._reconcile, backoff=Backoff(first_seconds=0.02, most_seconds=0.1))
@@ -88,6 +89,7 @@ class World:
             await self.recorder.close()
 
     async def _reconcile(self, key):
+        self.reconciles += 1
         return await self.keeper.reconcile(key)
 
     def _watched(self, what, document):

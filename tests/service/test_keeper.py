@@ -19,6 +19,7 @@ from kllm_operator.kube.resources import (
     SECRETS,
     SERVICES,
 )
+from kllm_operator.service import runtime
 
 
 @pytest.fixture
@@ -80,6 +81,15 @@ async def test_a_resync_writes_nothing_when_nothing_changed(world):
         world.queue.add(("default", "chat"))
         await world.settled()
     assert world.api.calls == []
+
+
+async def test_news_of_an_instance_that_change_nothing_cost_no_reconcile(world):
+    await ready(world)
+    reconciles = world.reconciles
+    for pod in world.pods("decode"):
+        world.api.change(pod, lambda document: document["metadata"]["annotations"].update(theirs="1"))
+    await world.settled()
+    assert world.reconciles == reconciles
 
 
 async def test_a_new_replica_takes_over_without_a_write(world):
@@ -287,6 +297,25 @@ async def test_a_service_made_anew_under_the_same_name_waits_for_the_old_objects
     await world.until(lambda: world.is_condition("Degraded", "False"))
     after = await world.until(lambda: world.api.one(SECRETS, "chat-fleet-token"))
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
+
+
+async def test_a_token_that_is_deleted_with_the_pods_that_have_it_is_made_anew_and_one_in_use_is_not(
+    world, monkeypatch
+):
+    monkeypatch.setattr(runtime, "_TOKEN_SECONDS", 0.1)
+    await ready(world)
+    kept = world.keeper._runtimes["default", "chat"]
+    before, fleet = kept._token, kept._fleet
+    world.api.remove(world.api.one(SECRETS, "chat-fleet-token"))
+    world.queue.add(("default", "chat"))
+    await world.settled()
+    assert "Secret/chat-fleet-token" not in world.names()
+    assert kept._fleet is fleet
+    for pod in world.pods():
+        world.api.remove(pod)
+    await world.until(lambda: world.api.one(SECRETS, "chat-fleet-token"))
+    await world.until(lambda: kept._token != before and kept._fleet not in {None, fleet})
+    await world.until(lambda: len(world.pods("prefill")) == len(world.pods("decode")) == 1)
 
 
 async def test_an_object_of_somebody_else_that_has_a_childs_name_is_not_touched(world):

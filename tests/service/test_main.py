@@ -65,8 +65,10 @@ def test_without_a_way_to_the_api_server_it_says_what_was_tried(settings, tmp_pa
     assert "nowhere" in capsys.readouterr().err
 
 
-async def test_it_lives_unready_while_the_server_is_away_and_ends_at_sigterm(settings, tmp_path):
+@pytest.mark.parametrize("elects", [True, False])
+async def test_it_lives_unready_while_the_server_is_away_and_ends_at_sigterm(settings, tmp_path, elects):
     """The server is away from the first moment on, which is no reason to be restarted."""
+    settings.write_text(f"{settings.read_text()}leaderElection: {{enabled: {str(elects).lower()}}}\n")
     refused = []
 
     async def refuse(request):
@@ -96,7 +98,7 @@ async def test_it_lives_unready_while_the_server_is_away_and_ends_at_sigterm(set
                     answers[path] = (response.status, await response.text())
             assert answers["/livez"] == (200, "ok")
             assert answers["/readyz"] == (503, "the caches are not filled yet")
-            assert "kllm_operator_leader 0.0" in answers["/metrics"][1]
+            assert f"kllm_operator_leader {0.0 if elects else 1.0}" in answers["/metrics"][1]
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0
     finally:

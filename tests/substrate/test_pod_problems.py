@@ -69,17 +69,21 @@ CASES = {
     ),
     "model": (
         {"phase": "Failed", "initContainerStatuses": [
-            terminated("model", exitCode=3, reason="Error", message="NotFound: there is no org/name on the hub\n")],
+            terminated("model", exitCode=3, reason="Error", message="ModelNotFound: no org/name on the hub\n")],
          "containerStatuses": [waiting("PodInitializing")]},
-        Reason.MODEL_NOT_FOUND, "the model cannot be had: NotFound: there is no org/name on the hub", True,
+        Reason.MODEL_NOT_FOUND, "the model cannot be had: ModelNotFound: no org/name on the hub", True,
     ),
     "gated model": (
-        {"initContainerStatuses": [terminated("model", exitCode=3, message="Gated: ask for access")]},
-        Reason.MODEL_ACCESS_DENIED, "Gated: ask for access", True,
+        {"initContainerStatuses": [terminated("model", exitCode=3, message="ModelAccessDenied: ask for access")]},
+        Reason.MODEL_ACCESS_DENIED, "ModelAccessDenied: ask for access", True,
     ),
     "hub": (
         {"initContainerStatuses": [terminated("model", exitCode=4, message="HubUnreachable: no route")]},
         Reason.HUB_UNREACHABLE, "no route", True,
+    ),
+    "a long story": (
+        {"initContainerStatuses": [terminated("model", exitCode=6, message="ModelUnusable: it lacks " + "x, " * 300)]},
+        Reason.MODEL_UNUSABLE, "x, x", True,
     ),
     "another init container": (
         {"phase": "Failed", "initContainerStatuses": [terminated("fetch", exitCode=2, message="no disk")]},
@@ -160,9 +164,10 @@ def document(status=None, *, annotations=None, role="prefill", **metadata):
     }  # fmt: skip
 
 
-def see(status=None, *, word=None, asked=None, timeouts=None, now=NOW, **rest):
+def see(status=None, *, word=None, asked=None, timeouts=None, now=NOW, looking_since=0.0, **rest):
     seen = Seen(read_pod(document(status, **rest)), Role.PREFILL, word, asked or Asked())
-    return observed(seen, now=now, timeouts=timeouts or PodTimeouts(), revision="r1")
+    given = timeouts or PodTimeouts()
+    return observed(seen, now=now, timeouts=given, revision="r1", looking_since=looking_since)
 
 
 UP = {"phase": "Running", "podIP": "10.0.0.7", "containerStatuses": [running()]}
@@ -227,11 +232,42 @@ def test_what_is_late_has_failed():
     assert see(UP, timeouts=soon, word=Word(S.SERVING)).state is S.SERVING
 
 
+def test_one_that_lost_its_readiness_serves_until_its_agent_says_otherwise():
+    """A node that the API server did not hear for a while has all of its pods marked so, while they serve."""
+    lost = UP | {"conditions": [condition("Ready", "False", at="2026-11-30T10:00:40Z")]}
+    soon = PodTimeouts(serving=10.0)
+    assert see(lost, timeouts=soon).state is S.SERVING
+    assert see(lost, word=Word(S.STARTING)).state is S.STARTING
+    assert see(lost, timeouts=soon, word=Word(S.FAILED, message="out of luck")).message == "out of luck"
+    never = UP | {"conditions": [condition("Ready", "False", at=CREATED)]}
+    assert see(never).state is S.STARTING
+    assert see(never, timeouts=soon).state is S.FAILED
+    assert see(lost, role="slot", word=Word(S.SLOT)).state is S.SLOT
+
+
+def test_who_begins_to_look_holds_an_earlier_silence_against_nobody():
+    """A slot is old and never ready, and its agent needs a moment to tell a new leader that it waits."""
+    soon = PodTimeouts(serving=50.0)
+    assert see(UP, role="slot", timeouts=soon, looking_since=NOW - 1).state is S.STARTING
+    assert see(UP, role="slot", timeouts=soon, looking_since=NOW - 51).state is S.FAILED
+
+
+def test_the_kubelet_vouches_for_what_it_hears():
+    assert see(UP | {"conditions": [condition("Ready")]}).vouched
+    assert not see(UP, word=Word(S.SERVING)).vouched
+
+
 def test_one_that_is_being_deleted_is_ending_and_nobody_asks_anything_of_it():
     told = see(UP, deletionTimestamp=STARTED, annotations={labels.REQUESTED: "Drain"})
     assert (told.ending, told.requested) == (True, None)
     assert "someone else" in told.message
     assert see(UP, annotations={labels.REQUESTED: "Drain"}).requested is Request.DRAIN
+
+
+def test_nothing_is_asked_of_one_that_switches_its_role():
+    """Its flip is what is being done, and would be judged a second time, as one of an instance that does not serve."""
+    notes = {labels.SWITCHING_TO: "prefill", labels.REQUESTED: "Flip"}
+    assert see(UP, annotations=notes).requested is None
 
 
 def test_steps_are_told_of_before_the_pod_tells_of_them():

@@ -147,6 +147,14 @@ async def test_a_flip_keeps_the_pod_and_changes_label_owner_and_requests_in_one_
     assert (await seen(driver))[name].requested is None
 
 
+async def test_a_flip_leaves_what_else_is_asked(driver):
+    name = await serving(driver, D)
+    await driver.substrate.drain(name, deadline_seconds=5)
+    driver.note(name, labels.REQUESTED, "Drain")
+    await driver.substrate.flip(name, P)
+    assert (await seen(driver))[name].requested is Request.DRAIN
+
+
 def _role_and_owner(pod):
     return pod["metadata"]["labels"][labels.ROLE], pod["metadata"]["ownerReferences"][0]["kind"]
 
@@ -174,6 +182,15 @@ async def test_a_new_leader_knows_who_serves_and_how_drains_have_ended(driver):
     assert found[serves].state is SERVING
     assert (found[empty].state, found[empty].drained, found[empty].overdue) == (DRAINING, True, False)
     assert (found[overdue].state, found[overdue].drained, found[overdue].overdue) == (DRAINING, False, True)
+
+
+async def test_a_new_leader_gives_up_no_slot_that_waits_for_longer_than_a_start_may_take(driver):
+    name = await slot(driver)
+    state = {"name": "engine", "state": {"running": {"startedAt": "2020-01-01T00:00:00Z"}}}
+    driver.api.change(driver.pod(name), lambda pod: pod["status"].update(containerStatuses=[state]))
+    await driver.take_over()
+    assert (await seen(driver))[name].state is STARTING
+    await until(driver, name, SLOT)
 
 
 async def test_a_new_leader_goes_on_with_a_drain(driver):
@@ -334,6 +351,25 @@ async def test_a_name_that_is_taken_is_passed_over(driver):
     driver.api.seed(
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": driver.next_name(), "namespace": "default"}}
     )
+    assert await driver.substrate.start(P) == "chat-engine-00001"
+
+
+async def test_a_start_whose_answer_was_lost_is_not_made_a_second_time(driver):
+    """The server made the pod, and neither the answer nor the watch has told of it."""
+    create, watchers = driver.api.create, list(driver.api.watchers)
+
+    async def lost(document):
+        driver.api.watchers.clear()
+        await create(document)
+        raise UnreachableError("the connection broke")
+
+    driver.api.create = lost
+    with pytest.raises(SubstrateError, match="not known whether a pod was made"):
+        await driver.substrate.start(P)
+    driver.api.create = create
+    assert await driver.substrate.start(P) == "chat-engine-00000"
+    assert driver.api.names(PODS) == ["chat-engine-00000"]
+    driver.api.watchers.extend(watchers)
     assert await driver.substrate.start(P) == "chat-engine-00001"
 
 

@@ -13,9 +13,8 @@ from kllm.kubectl.forms import Output
 from kllm.kubectl.services import Instance, Service
 
 
-def print_documents(documents: list[dict[str, Any]], output: Output) -> None:
-    """Print them as JSON or YAML: one by itself, several as a list."""
-    told: Any = documents[0] if len(documents) == 1 else documents
+def print_told(told: dict[str, Any] | list[dict[str, Any]], output: Output) -> None:
+    """Print a document, or a list of them, as JSON or YAML."""
     if output is Output.JSON:
         print(json.dumps(told, indent=1))
         return

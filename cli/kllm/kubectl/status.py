@@ -8,7 +8,7 @@ import sys
 from kllm.kubectl.cells import age, counts, kv_share, load, milli, seconds, text
 from kllm.kubectl.forms import Output
 from kllm.kubectl.kubectl import Kubectl
-from kllm.kubectl.output import document, print_documents
+from kllm.kubectl.output import document, print_told
 from kllm.kubectl.router import told_by_router
 from kllm.kubectl.services import Instance, Service, find_instances, find_services
 from kllm.tables import new_console, new_table
@@ -31,7 +31,7 @@ def run(kubectl: Kubectl, name: str | None, output: Output | None) -> int:
     if name is not None:
         _show_one(kubectl, services[0], output)
     elif output in {Output.JSON, Output.YAML}:
-        print_documents([document(each) for each in services], output)
+        print_told([document(each) for each in services], output)
     elif services:
         _print_services(services, wide=output is Output.WIDE, with_namespace=kubectl.all_namespaces)
     else:
@@ -52,7 +52,7 @@ def _show_one(kubectl: Kubectl, service: Service, output: Output | None) -> None
     told, problem = told_by_router(inside, service.namespace, service.name)
     instances = find_instances(inside, service, told)
     if output in {Output.JSON, Output.YAML}:
-        print_documents([document(service) | {"instances": [document(each) for each in instances]}], output)
+        print_told(document(service) | {"instances": [document(each) for each in instances]}, output)
     else:
         _print_services([service], wide=output is Output.WIDE, with_namespace=True)
         print()

@@ -38,7 +38,7 @@ class RouterSpec(Part):
     binding: Binding = Field(
         Binding.LATE,
         description="When the decode instance is chosen: Late after prefill, Early on arrival, JustInTime when the "
-        "rest of the prefill takes as long as the handshake.",
+        "rest of the prefill takes as long as the handshake (not available yet: as Late).",
     )
     api_keys_secret_name: (
         Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] | None
@@ -83,7 +83,9 @@ class CacheSpec(Part):
     kv_type: Annotated[KvType, unchangeable("cache.kvType", _PAIRING)] = Field(
         KvType.AUTO, description="Element type of the KV cache, of prefill and decode alike. It cannot be changed."
     )
-    host_gibibytes: WholeNumber = Field(0, ge=0, le=65536, description="Host memory tier per instance; 0 turns it off.")
+    host_gibibytes: WholeNumber = Field(
+        0, ge=0, le=65536, description="Host memory tier per instance; not available yet."
+    )
 
 
 Transfer = Annotated[TransferBackend, unchangeable("transferBackend", _PAIRING)]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kllm_core.authentication import read_token_file
+from kllm_core.models.exceptions import ModelError
 from kllm_core.objectives import Role
 from kllm_engine.agent.exceptions import SettingsError
 from kllm_engine.agent.settings import AgentSettings
-from kllm_engine.models.exceptions import ModelError
 from kllm_engine.models.folder import check_folder
 from kllm_engine.pace import Pace, PaceError, parse_pace
+from kllm_engine.sglang.names import unknown_arguments
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -139,11 +140,21 @@ def run(arguments: argparse.Namespace) -> int:
         check_folder(Path(settings.model))
     except ModelError as error:
         raise SettingsError(f"--model: {error}") from error
+    if arguments.zygote is None:
+        _check_names(settings)
 
     async def main() -> int:
         return await Agent(settings, announce=announce_on_stdout).run()
 
     return asyncio.run(main())
+
+
+def _check_names(settings: AgentSettings) -> None:
+    """Refuse what SGLang would refuse after its own zygote has imported it, which takes its time."""
+    for role in Role:
+        unknown = unknown_arguments(settings.engine_args.get(role, {}))
+        if unknown:
+            raise SettingsError(f"--{role}-engine-args: SGLang has no argument {', '.join(unknown)}")
 
 
 def _pace(text: str | None) -> Pace | None:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kllm_core.contracts.engine.v1 import engine_pb2_grpc
 from kllm_core.fleet import InstanceState
+from kllm_core.termination import tell_why
 from kllm_engine.agent.authentication import TokenInterceptor
 from kllm_engine.agent.books import Books
 from kllm_engine.agent.cache.book import CacheBook
@@ -34,7 +35,6 @@ from kllm_engine.agent.settings import AgentSettings
 from kllm_engine.agent.slot import Slot
 from kllm_engine.agent.starter import StartedEngine
 from kllm_engine.agent.supervisor import Supervisor
-from kllm_engine.termination import tell_why
 
 _LAST_WORDS_SECONDS = 0.5
 """Time for subscribers to hear that the instance failed, or is gone."""

@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 
-from kllm_engine.models.exceptions import ModelError
-from kllm_engine.models.link import link_folder
+from kllm_core.models.exceptions import ModelError
+from kllm_core.models.link import link_folder
+from kllm_core.termination import tell_why
 from kllm_engine.models.resolve import resolve
-from kllm_engine.termination import tell_why
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     {"event":"failed","reason":...,"message":...}. A container's termination message is then `REASON: MESSAGE`.
 
     Returns:
-        0, or the exit code of what went wrong; see `kllm_engine.models.exceptions`.
+        0, or the exit code of what went wrong; see `kllm_core.models.exceptions`.
     """
     try:
         path = resolve(arguments.uri, arguments.cache, lambda message: _print("progress", message=message))

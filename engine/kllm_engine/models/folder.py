@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kllm_engine.models.exceptions import ModelNotFoundError, ModelUnusableError
+from kllm_core.models.exceptions import ModelNotFoundError, ModelUnusableError
 
 
 def check_folder(folder: Path) -> Path:

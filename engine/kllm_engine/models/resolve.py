@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kllm_engine.models import hub, smollm2, tiny
-from kllm_engine.models.exceptions import ModelNotFoundError, WrongAddressError
+from kllm_core.models import hub
+from kllm_core.models.exceptions import ModelNotFoundError, WrongAddressError
+from kllm_engine.models import smollm2, tiny
 from kllm_engine.models.folder import check_folder
 from kllm_engine.models.store import Progress, ensure_folder
+
+_PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+"""What SGLang loads of a repository."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,7 @@ def resolve(uri: str, cache_dir: Path, progress: Progress) -> Path:
     if scheme == "demo":
         return _demo(rest, cache_dir / "models", progress)
     if scheme == "hf":
-        repository, _, revision = rest.partition("@")
-        return check_folder(hub.fetch(repository, revision or None, cache_dir=cache_dir / "models", progress=progress))
+        return check_folder(hub.fetch(rest, cache_dir=cache_dir / "models", patterns=_PATTERNS, progress=progress))
     raise WrongAddressError(f"unknown model address {uri!r}: use demo://NAME, hf://ORG/NAME[@REVISION], or a folder")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kllm_engine.models.exceptions import ModelUnavailableError
+from kllm_core.models.exceptions import ModelUnavailableError
 from kllm_engine.models.gguf import GgufFile
 from kllm_engine.models.safetensors import write_float32
 from kllm_engine.models.tokenizer import byte_level_tokenizer, tokenizer_configuration

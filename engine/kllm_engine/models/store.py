@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from kllm_engine.models.exceptions import DiskFullError, ModelError
+from kllm_core.models.exceptions import DiskFullError, ModelError
 
 Progress = Callable[[str], None]
 

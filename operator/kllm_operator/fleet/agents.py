@@ -15,14 +15,12 @@ from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import EngineLoad
 from kllm_core.wire import load_values
-from kllm_operator.fleet.stream import reports
+from kllm_operator.fleet.stream import Line, reports
 from kllm_operator.fleet.told import Told
 
 _CALL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
 """Between two sessions with an agent; an agent is on this machine or in this cluster, and there is one of each."""
-
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
 _log = structlog.get_logger(__name__)
 
@@ -73,11 +71,20 @@ class Agents:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, instance_id: str, address: str) -> None:
+        line = Line(address)
+        try:
+            await self._listen(instance_id, line, address)
+        finally:
+            await line.close()
+
+    async def _listen(self, instance_id: str, line: Line, address: str) -> None:
         said = ""
         while True:
             try:
-                await self._session(instance_id, address)
+                await self._session(instance_id, line.channel)
             except (grpc.aio.AioRpcError, TimeoutError) as error:
+                if isinstance(error, TimeoutError):
+                    await line.was_silent()
                 problem = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "Silent"
                 # An agent that ends is nothing new to its substrate; one that answers with errors is a fault.
                 level = _log.debug if problem in {"UNAVAILABLE", "CANCELLED", said} else _log.warning
@@ -85,20 +92,19 @@ class Agents:
                 said = problem
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _session(self, instance_id: str, address: str) -> None:
-        async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-            stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
-            request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(self._interval * 1000))
-            call = stub.WatchLoad(request, metadata=self._metadata)
-            facts = None
-            async for report in reports(call, interval_seconds=self._interval):
-                before = self._told.get(instance_id)
-                is_failed = report.HasField("state") and report.state == engine_pb2.INSTANCE_STATE_FAILED
-                fails_now = is_failed and (before is None or not before.failed)
-                if facts is None or facts.incarnation != report.incarnation or fails_now:
-                    facts = await self._facts(stub)
-                self._told[instance_id] = _told(facts, report, now=self._clock(), before=before)
-                self._listener()
+    async def _session(self, instance_id: str, channel: grpc.aio.Channel) -> None:
+        stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
+        request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(self._interval * 1000))
+        call = stub.WatchLoad(request, metadata=self._metadata)
+        facts = None
+        async for report in reports(call, interval_seconds=self._interval):
+            before = self._told.get(instance_id)
+            is_failed = report.HasField("state") and report.state == engine_pb2.INSTANCE_STATE_FAILED
+            fails_now = is_failed and (before is None or not before.failed)
+            if facts is None or facts.incarnation != report.incarnation or fails_now:
+                facts = await self._facts(stub)
+            self._told[instance_id] = _told(facts, report, now=self._clock(), before=before)
+            self._listener()
 
     async def _facts(self, stub: Any) -> engine_pb2.Instance | None:
         with contextlib.suppress(grpc.aio.AioRpcError):

@@ -13,7 +13,7 @@ import structlog
 from kllm_core.authentication import call_metadata
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 from kllm_operator.fleet.levels import LevelReport, StageCounts
-from kllm_operator.fleet.stream import reports
+from kllm_operator.fleet.stream import Line, reports
 
 _PAUSE_SECONDS = 0.5
 _NAMES = {
@@ -45,27 +45,32 @@ async def follow_router(
         interval_seconds: between two reports; three that are missing break the stream.
         clock: monotonic seconds.
     """
-    while True:
-        try:
-            await _session(address, token, take, interval_seconds, clock)
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
-            _log.debug("RouterDoesNotTell", router=address, error=str(error))
-        await asyncio.sleep(_PAUSE_SECONDS)
+    line = Line(address)
+    try:
+        while True:
+            try:
+                await _session(line.channel, token, take, interval_seconds, clock)
+            except grpc.aio.AioRpcError as error:
+                _log.debug("RouterDoesNotTell", router=address, error=str(error))
+            except TimeoutError:
+                await line.was_silent()
+            await asyncio.sleep(_PAUSE_SECONDS)
+    finally:
+        await line.close()
 
 
 async def _session(
-    address: str,
+    channel: grpc.aio.Channel,
     token: str,
     take: Callable[[LevelReport], None],
     interval_seconds: float,
     clock: Callable[[], float],
 ) -> None:
-    async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
-        stub: Any = router_pb2_grpc.ServiceLevelsStub(channel)  # type: ignore[no-untyped-call]
-        request = router_pb2.WatchServiceLevelsRequest(interval_milliseconds=round(interval_seconds * 1000))
-        call = stub.WatchServiceLevels(request, metadata=call_metadata(token))
-        async for report in reports(call, interval_seconds=interval_seconds):
-            take(_report(report, clock()))
+    stub: Any = router_pb2_grpc.ServiceLevelsStub(channel)  # type: ignore[no-untyped-call]
+    request = router_pb2.WatchServiceLevelsRequest(interval_milliseconds=round(interval_seconds * 1000))
+    call = stub.WatchServiceLevels(request, metadata=call_metadata(token))
+    async for report in reports(call, interval_seconds=interval_seconds):
+        take(_report(report, clock()))
 
 
 def _report(report: router_pb2.ServiceLevelReport, now: float) -> LevelReport:

@@ -27,8 +27,8 @@ class Trust:
         stale_seconds: age above which a load is unknown.
         failed_seconds: an agent that holds its engine for hung ends it some seconds later, unless that resumes; one
             that has not done so by then has failed itself.
-        lost_seconds: an instance that serves and whose agent was silent for so long has failed. Far above what a busy
-            machine delays a report: a wrong guess costs a start.
+        lost_seconds: an instance that serves and whose agent was silent for so long has failed, unless its node hears
+            it. Far above what a busy machine delays a report: a wrong guess costs a start.
     """
 
     stale_seconds: float = 10.0
@@ -82,7 +82,7 @@ def _with_failure(seen: Observed, told: Told | None, now: float, trust: Trust) -
     if told.failed_at is not None and now - told.failed_at > trust.failed_seconds:
         return replace(seen, state=InstanceState.FAILED, message=told.failed)
     silent = now - told.heard_at
-    if silent > trust.lost_seconds:
+    if silent > trust.lost_seconds and not seen.vouched:
         return replace(seen, state=InstanceState.FAILED, message=f"its agent was silent for {silent:.0f} s")
     return seen
 

@@ -57,7 +57,7 @@ class KubeApi(Protocol):
         """The same for the status of an object that is there.
 
         Raises:
-            NotFoundError: it is not.
+            KubeError: it is not; which one depends on its kind.
         """
 
     async def patch(

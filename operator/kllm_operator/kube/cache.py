@@ -13,7 +13,7 @@ Key = tuple[str, str]
 """Namespace and name."""
 
 _REMEMBERED_GONE = 10_000
-"""Uids of deleted objects, so that an answer that is late does not bring one back."""
+"""Uids of objects that went, so that an answer that is late does not bring one back."""
 
 
 class ObjectCache:
@@ -27,7 +27,7 @@ class ObjectCache:
         self.resource = resource
         self._objects: dict[Key, Document] = {}
         self._by_service: dict[Key, set[Key]] = {}
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -47,7 +47,7 @@ class ObjectCache:
     def put(self, document: Mapping[str, Any]) -> bool:
         """Take a word about an object; whether it was news."""
         key, metadata = key_of(document), document["metadata"]
-        if metadata.get("uid") in self._gone:
+        if version_of(document) <= self._gone.get(str(metadata.get("uid")), -1):
             return False
         before = self._objects.get(key)
         if before is not None and not _is_newer(metadata, before["metadata"]):
@@ -62,10 +62,14 @@ class ObjectCache:
         return True
 
     def remove(self, document: Mapping[str, Any]) -> bool:
-        """Take the word that an object is gone for ever; whether it was news."""
+        """Take the word that an object is gone; whether it was news.
+
+        One that has only lost the labels by which a watch selects is told in the same way. It may come back, with a
+        version that is newer than its going.
+        """
         key, uid = key_of(document), document["metadata"].get("uid")
         if uid:
-            self._gone[uid] = None
+            self._gone[uid] = max(version_of(document), self._gone.get(uid, 0))
             while len(self._gone) > _REMEMBERED_GONE:
                 self._gone.popitem(last=False)
         before = self._objects.get(key)

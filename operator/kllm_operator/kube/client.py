@@ -25,7 +25,7 @@ from kllm_operator.kube.exceptions import (
     UnreachableError,
     error_of,
 )
-from kllm_operator.kube.login import Login
+from kllm_operator.kube.login import Login, LoginError
 from kllm_operator.kube.resources import Document, Documents, Resource, resource_of
 
 _REQUEST_SECONDS = 30.0
@@ -206,7 +206,10 @@ class ApiServer:
             if error.status != 401:
                 raise
         # A token that was replaced is in its file already.
-        await self._login.load()
+        try:
+            await self._login.load()
+        except LoginError as error:
+            raise UnreachableError(str(error)) from error
         return await self._send(verb, resource, url, headers, body)
 
     async def _send(
@@ -221,7 +224,7 @@ class ApiServer:
             if response.status >= 400:
                 raise error_of(response.status, data, retry_after=response.getheader("Retry-After"))
             return _document(data)
-        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, OSError, LoginError) as error:
             code = type(error).__name__
             raise UnreachableError(f"the API server cannot be reached: {error or code}") from error
         finally:

@@ -30,8 +30,11 @@ OURS = f"{MANAGED_BY}={MANAGER}"
 
 _MADE_BY_PEOPLE = (INFERENCE_SERVICES, PREFILL_POOLS, DECODE_POOLS)
 _SWEEP_SECONDS = 300.0
-"""Between two sweeps; a watch misses something only when it was broken for minutes."""
-_FIRST_SWEEP_SECONDS = 30.0
+"""Between two sweeps when no watch says that it was away."""
+_SECOND_SWEEP_SECONDS = 30.0
+"""After watches have begun anew, when the last of them has: they come back one by one, and not all have objects."""
+_GATHER_SECONDS = 1.0
+"""For what watches that begin anew list."""
 _PAGE = 500
 _CONNECT_SECONDS = 5.0
 _REQUEST_SECONDS = 30.0
@@ -70,6 +73,7 @@ class Informer:
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._changed = changed
         self._corrected = corrected
+        self._listed = asyncio.Event()
 
     async def fill(self) -> None:
         """Read all there is, so that nobody decides on half of it.
@@ -108,28 +112,47 @@ class Informer:
         )  # fmt: skip
 
     async def sweep(self) -> None:
-        """Correct from time to time what watches missed, until cancelled."""
-        pause = _FIRST_SWEEP_SECONDS
+        """Correct what watches missed, whenever they begin anew and from time to time, until cancelled."""
+        pause = _SECOND_SWEEP_SECONDS
         while True:
-            await asyncio.sleep(pause * random.uniform(0.9, 1.1))  # noqa: S311  replicas are not to sweep at once
-            pause = _SWEEP_SECONDS
-            for cache in self._caches:
-                await self._sweep(cache)
+            # Replicas are not to sweep all at once.
+            begun_anew = await self._begun_anew(pause * random.uniform(0.9, 1.1))  # noqa: S311
+            await self.catch_up()
+            pause = _SECOND_SWEEP_SECONDS if begun_anew else _SWEEP_SECONDS
 
-    async def _sweep(self, cache: ObjectCache) -> None:
+    async def catch_up(self) -> bool:
+        """Correct at once what watches missed or have not told yet; whether all could be read."""
+        return all([await self._sweep(cache) for cache in self._caches])
+
+    async def _begun_anew(self, seconds: float) -> bool:
+        """Wait until a watch begins anew, for so long at most; whether one has."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._listed.wait()
+        except TimeoutError:
+            return False
+        await asyncio.sleep(_GATHER_SECONDS)
+        self._listed.clear()
+        return True
+
+    async def _sweep(self, cache: ObjectCache) -> bool:
         resource = cache.resource
         try:
             wrong = await sweep(self._api, cache, labels=selector(resource), namespaces=self._namespaces)
         except Exception as error:  # noqa: BLE001  the next sweep comes; meanwhile the watch goes on
             _log.warning("SweepFailed", resource=resource.qualified, error=str(error), kind=type(error).__name__)
-            return
+            return False
         self._corrected(resource, len(wrong))
         for document in wrong:
             self._changed(resource, document)
+        return True
 
     def _handler(self, cache: ObjectCache) -> Callable[..., Awaitable[None]]:
         async def take(event: Any, **_: Any) -> None:
             document = event["object"]
+            if event["type"] is None:
+                # The watch lists what there is, and says nothing of what went while it was away.
+                self._listed.set()
             if event["type"] != "DELETED":
                 self._take(cache, document)
             elif cache.remove(document):
@@ -158,6 +181,21 @@ class Informer:
         )
 
 
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Spares kopf a deep copy of each object that it hears of: it looks for differences, which nobody here asks for."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing of an object counts."""
+        return kopf.BodyEssence({})
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing is kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keep nothing."""
+
+
 class _Backoffs:
     """Seconds between attempts of a watch, without an end: the server will come back, and caches serve meanwhile."""
 
@@ -174,7 +212,7 @@ def _settings(caches: Caches) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.persistence.finalizer = "kllm.io/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kllm.io")
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix="kllm.io")
+    settings.persistence.diffbase_storage = _NoDifferences()
     settings.scanning.disabled = True
     settings.networking.connect_timeout = _CONNECT_SECONDS
     settings.networking.request_timeout = _REQUEST_SECONDS

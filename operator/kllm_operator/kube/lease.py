@@ -110,11 +110,16 @@ class Election:
 
     async def release(self) -> None:
         """Give the lease up, so that another need not wait. Does nothing if it cannot be given up."""
-        if not self.leading or self._lease is None:
+        if not self.leading:
             return
         self._renewed_at = None
         try:
-            await self._write(self._lease, {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()})
+            async with asyncio.timeout(self._settings.renew_seconds):
+                # Read anew: an answer to the last renewal may have been lost with whoever waited for it.
+                lease = await self._api.get(LEASES, namespace=self._namespace, name=self._name)
+                if lease["spec"].get("holderIdentity") == self._identity:
+                    nobody = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
+                    await self._write(lease, nobody)
         except (KubeError, TimeoutError) as error:
             _log.warning("LeaseNotReleased", lease=self._name, error=str(error) or type(error).__name__)
 

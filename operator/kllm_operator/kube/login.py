@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
@@ -68,6 +70,9 @@ class Login:
         except (ConfigException, OSError) as error:
             source = "the pod's service account" if self._in_cluster else self._file
             raise LoginError(f"no way to the API server by {source}: {error}") from error
+        # The environment is read here, and not again at each request.
+        self.configuration.client_session_kwargs = {"trust_env": False}
+        self.configuration.proxy = self.configuration.proxy or _proxy_of(str(self.configuration.host))
 
     async def credentials(self) -> Credentials:
         """What was read, for another client."""
@@ -85,6 +90,22 @@ class Login:
         )
 
     async def authorization(self) -> str | None:
-        """The authorization header; None with a client certificate. A token file that is a minute old is read again."""
-        header = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        """The authorization header; None with a client certificate. A token file that is a minute old is read again.
+
+        Raises:
+            LoginError: it is empty; whoever writes it is not done.
+            OSError: it cannot be read.
+        """
+        try:
+            header = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        except ConfigException as error:
+            raise LoginError(f"no token for the API server: {error}") from error
         return str(header) if header else None
+
+
+def _proxy_of(server: str) -> str | None:
+    """The proxy that the environment names for an address; None to go there directly."""
+    parts = urlsplit(server)
+    if proxy_bypass(parts.netloc):
+        return None
+    return getproxies().get(parts.scheme)

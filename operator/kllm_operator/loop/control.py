@@ -90,8 +90,7 @@ class Control:
         self._stopped: frozenset[Role] = frozenset()
         self._unwritten = ""
         self._decided_at = {role: self._clock() for role in Role}
-        self._wake = asyncio.Event()
-        self._urgent = True
+        self._wake, self._urgent = asyncio.Event(), asyncio.Event()
         substrate.subscribe(self.hurry)
         heard.subscribe(self._wake.set)
 
@@ -123,7 +122,7 @@ class Control:
 
     def hurry(self) -> None:
         """Decide at once: something that the loop cannot hear has changed, such as counts from outside."""
-        self._urgent = True
+        self._urgent.set()
         self._wake.set()
 
     async def run(self) -> None:
@@ -131,7 +130,7 @@ class Control:
         try:
             while True:
                 try:
-                    self._urgent = False
+                    self._urgent.clear()
                     await self.tick()
                     await self._until_due()
                 except Exception:  # noqa: BLE001  requests are served without the loop: it must not end what serves
@@ -161,7 +160,8 @@ class Control:
                 pools={
                     role: PoolReport.of(
                         role, seen, desired=desired.of(role), slots_wanted=limits.of(role).slots,
-                        held_back=held.get(role), stopped=stopped.get(role), trouble=self._hands.troubles.get(role),
+                        held_back=held.get(role), stopped=stopped.get(role),
+                        last_failure=self._crashes.last.get(role), trouble=self._hands.troubles.get(role),
                         last_start=self._looking.last_start(role, seen),
                     )
                     for role in Role
@@ -175,22 +175,17 @@ class Control:
         held = self._crashes.next_seconds(self._clock())
         if held is not None:
             due = min(due, self._clock() + held)
-        while not self._urgent and (left := due - self._clock()) > 0:
+        while not self._urgent.is_set() and (left := due - self._clock()) > 0:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
-            if self._wake.is_set() and not self._urgent:
+            if self._wake.is_set() and not self._urgent.is_set():
                 if await self._crosses():
                     return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(_LOOK_SECONDS, max(0.0, due - self._clock()))):
-                        await self._hurried()
-
-    async def _hurried(self) -> None:
-        while not self._urgent:
-            self._wake.clear()
-            await self._wake.wait()
+                        await self._urgent.wait()
 
     async def _crosses(self) -> bool:
         """Whether a load is above 1 that was not at the last decision."""
@@ -259,22 +254,30 @@ class Control:
         return replace(goal, held_back=held_back, failing=self._crashes.failing)
 
     async def _act(self, wanted: Goal) -> StepDecision:
-        """Take steps until none is left to be taken; returns the last decision."""
+        """Take steps until none is left to be taken; returns the last decision, or the first start that was impossible.
+
+        A role in which nothing can be started starts nothing more in this tick, and the other one does not wait for it.
+        """
         decision = StepDecision(None, "Unsafe", "the rules would break a promise")
+        impossible: StepDecision | None = None
+        self._hands.troubles.clear()
         for _ in range(_MOST_STEPS):
-            seen = await self._look()
+            seen, goal = await self._look(), self._now(wanted)
+            goal = replace(goal, held_back=goal.held_back | self._hands.troubles.keys())
             try:
-                decision = next_step(self._now(wanted), seen.members)
+                decision = next_step(goal, seen.members)
             except UnsafeStepError as error:
                 # What serves goes on serving; the next tick looks again.
                 _log.exception("UnsafeStep", error=str(error))
                 return decision
             if decision.step is None or self._paused:
-                return decision
+                break
             role = self._role(decision, seen)
             if not await self._hands.carry_out(decision, role, decided_at=self._asked_at(decision, wanted)):
-                return decision
-        return decision
+                if not isinstance(decision.step, Start | Prepare):
+                    break
+                impossible = impossible or decision
+        return impossible or decision
 
     def _role(self, decision: StepDecision, seen: Snapshot) -> Role:
         if isinstance(decision.step, Start | Prepare):

@@ -54,12 +54,26 @@ class Pause:
         return f"is replaced in {self.seconds:.3g} s ({self.failures} failures in a row)"
 
 
+@dataclass(frozen=True)
+class LastFailure:
+    """How a role's present revision failed last, none of which has served since.
+
+    Attributes:
+        reason: in CamelCase; empty if nothing more is known than the message.
+        message: for people.
+    """
+
+    reason: str
+    message: str
+
+
 @dataclass
 class _Row:
     revision: str = ""
     failures: int = 0
     not_before: float = 0.0
     message: str = ""
+    last: LastFailure | None = None
 
 
 class Crashes:
@@ -78,13 +92,17 @@ class Crashes:
         """A person has seen to it: try again at once."""
         self._rows = {role: _Row(row.revision) for role, row in self._rows.items()}
 
-    def failed(self, role: Role, *, now: float, served_seconds: float, message: str = "") -> Pause:
+    def serves(self, role: Role) -> None:
+        """An instance of the revision serves: how others failed before says nothing of the role's state any more."""
+        self._rows[role].last = None
+
+    def failed(self, role: Role, *, now: float, served_seconds: float, message: str = "", reason: str = "") -> Pause:
         """An instance has failed by itself after it served for so long."""
         settings, row = self.settings, self._rows[role]
         if served_seconds >= settings.restart_settled_seconds:
             row.failures, row.not_before = 0, now
         row.failures += 1
-        row.message = message
+        row.message, row.last = message, LastFailure(reason, message)
         # The exponent is bounded only so that a long row of failures stays a number.
         doubled = settings.restart_first_seconds * 2.0 ** min(row.failures - 2, 32)
         seconds = 0.0 if row.failures == 1 else min(doubled, settings.restart_most_seconds)
@@ -101,6 +119,11 @@ class Crashes:
         """Roles whose present revision has failed too often, and how it failed last."""
         most = self.settings.rollout_failures
         return {role: row.message for role, row in self._rows.items() if row.failures >= most}
+
+    @property
+    def last(self) -> Mapping[Role, LastFailure]:
+        """How each role's present revision failed last, as long as none of it has served since."""
+        return {role: row.last for role, row in self._rows.items() if row.last is not None}
 
     def next_seconds(self, now: float) -> float | None:
         """Until the first of those may start; None when all may."""

@@ -113,6 +113,8 @@ class Looking:
                 self._book.forget(each.id)
                 served = now - self._served_since.pop(each.id, now)
                 self._tell(Failed(each.id, each.role, each.message, self._pause(each, served, now).words))
+        for role in {each.role for each in seen.observed if _serves_now(each)}:
+            self._crashes.serves(role)
         self._failed &= {each.id for each in seen.observed}
         self._served_since = since
         return seen
@@ -141,4 +143,11 @@ class Looking:
         if failed.outdated:
             # What is of another revision now says nothing of what starts next.
             return Pause(1, 0.0)
-        return self._crashes.failed(failed.role, now=now, served_seconds=served_seconds, message=failed.message)
+        return self._crashes.failed(
+            failed.role, now=now, served_seconds=served_seconds, message=failed.message, reason=failed.reason
+        )
+
+
+def _serves_now(instance: Observed) -> bool:
+    """Whether it serves, and a start would make one like it."""
+    return instance.state is InstanceState.SERVING and not instance.outdated

@@ -12,7 +12,7 @@ from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts, StepDecision
 from kllm_operator.fleet.snapshot import Snapshot
 from kllm_operator.fleet.told import Told
-from kllm_operator.loop.crashes import Pause
+from kllm_operator.loop.crashes import LastFailure, Pause
 from kllm_operator.loop.events import load_document
 from kllm_operator.loop.looking import LastStart
 from kllm_operator.plan.role_load import RoleLoad
@@ -52,6 +52,7 @@ class PoolReport:
         outdated: instances of another revision than starts would make.
         held_back: since when failures keep new ones from starting; None when they do not.
         stopped: how the new revision failed, if it replaces nothing more for it.
+        last_failure: how the last instance failed, if none that starts make now has served since.
         trouble: why the last start was not possible, if it was not.
         last_start: None while none is known.
     """
@@ -67,6 +68,7 @@ class PoolReport:
     outdated: int
     held_back: Pause | None
     stopped: str | None
+    last_failure: LastFailure | None
     trouble: str | None
     last_start: LastStart | None
 
@@ -80,6 +82,7 @@ class PoolReport:
         slots_wanted: int,
         held_back: Pause | None,
         stopped: str | None,
+        last_failure: LastFailure | None,
         trouble: str | None,
         last_start: LastStart | None,
     ) -> PoolReport:
@@ -92,6 +95,7 @@ class PoolReport:
             slots_wanted: as above.
             held_back: as above.
             stopped: as above.
+            last_failure: as above.
             trouble: as above.
             last_start: as above.
         """
@@ -110,6 +114,7 @@ class PoolReport:
             outdated=sum(each.outdated and not each.is_idle for each in there),
             held_back=held_back,
             stopped=stopped,
+            last_failure=last_failure,
             trouble=trouble,
             last_start=last_start,
         )

@@ -9,7 +9,7 @@ from kllm_core.conditions import ConditionType, Reason
 from kllm_core.fleet import InstanceState
 from kllm_core.kinds.status import ConditionStatus
 from kllm_core.objectives import Binding, Role
-from kllm_operator.loop.crashes import Pause
+from kllm_operator.loop.crashes import LastFailure, Pause
 from kllm_operator.service.facts import Facts
 from kllm_operator.substrate.base import Observed
 
@@ -108,7 +108,10 @@ def paused(facts: Facts) -> State:
 
 
 def _ready(others: tuple[State, ...]) -> State:
-    missing = [state for state in others if state.type in _GATES and state.status is not TRUE]
+    true = {state.type for state in others if state.status is TRUE}
+    # Whoever serves has a model: what a revision lacks that is on its way keeps nobody from being served.
+    passed = {ConditionType.MODEL_AVAILABLE} if true.issuperset(_READY_OF.values()) else set()
+    missing = [state for state in others if state.type in _GATES and state.type not in true | passed]
     if not missing:
         return State(ConditionType.READY, TRUE, Reason.SERVING, "requests are served")
     # What is wrong says more than what is on its way, and what is known more than what is not.
@@ -119,12 +122,18 @@ def _ready(others: tuple[State, ...]) -> State:
 
 def _model(facts: Facts) -> State:
     kind = ConditionType.MODEL_AVAILABLE
-    every = [each for role in Role for each in (*facts.instances(role), *facts.slots(role)) if not each.outdated]
-    failed = next((each for each in every if each.reason in _OF_MODEL), None)
+    every = [each for role in Role for each in (*facts.instances(role), *facts.slots(role))]
+    current = [each for each in every if not each.outdated]
+    failed = next((each for each in current if each.reason in _OF_MODEL), None)
     if failed is not None:
         return State(kind, FALSE, failed.reason, f"{failed.id}: {failed.message}")
-    if any(each.state in _HAVE_MODEL for each in every):
+    if any(each.state in _HAVE_MODEL for each in current):
         return State(kind, TRUE, Reason.AVAILABLE)
+    before = next((last for role in Role if (last := _last(facts, role)) and last.reason in _OF_MODEL), None)
+    if before is not None:
+        return State(kind, FALSE, before.reason, f"{before.message}; it is tried again")
+    if any(each.state in _HAVE_MODEL for each in every):
+        return State(kind, TRUE, Reason.AVAILABLE, "to instances of an older revision")
     return State(kind, UNKNOWN, Reason.FETCHING, "no instance has it yet")
 
 
@@ -152,8 +161,13 @@ def _problems(facts: Facts, role: Role) -> Iterator[tuple[str, str]]:
     for each in instances:
         if _has_failed(each):
             yield Reason.INSTANCE_FAILING, f"{each.id}: {each.message}"
+    # What is tried once more after it has failed is not simply on its way.
+    last = _last(facts, role)
+    reason = Reason.INSTANCE_FAILING if last is None else last.reason or Reason.INSTANCE_FAILING
     if pool is not None and pool.held_back is not None:
-        yield Reason.INSTANCE_FAILING, _held_words(pool.held_back)
+        yield reason, _held_words(pool.held_back)
+    if last is not None:
+        yield reason, f"{last.message}; it is tried again"
     for each in instances:
         if each.state is InstanceState.STARTING:
             yield Reason.STARTING, f"{each.id}: {each.message}"
@@ -175,6 +189,10 @@ def _limited(facts: Facts) -> State:
     kind = ConditionType.SCALING_LIMITED
     limited = None if facts.report is None else facts.report.limited
     if limited is None:
+        every = (each for role in Role for each in (*facts.instances(role), *facts.slots(role)))
+        homeless = next((each for each in every if each.reason == Reason.UNSCHEDULABLE), None)
+        if homeless is not None:
+            return State(kind, TRUE, Reason.UNSCHEDULABLE, f"{homeless.id}: {homeless.message}")
         return State(kind, FALSE, Reason.WITHIN_LIMITS)
     # What others ask for is a matter of bounds, whichever bound it is.
     reason = Reason.OUT_OF_BOUNDS if limited.reason == "ScalingLimited" else limited.reason
@@ -204,13 +222,20 @@ def _degraded(facts: Facts) -> State:
         failed = [f"{each.id}: {each.message}" for each in facts.instances(role) if _has_failed(each)]
         pool = report.pools[role]
         held = [] if pool.held_back is None else [_held_words(pool.held_back)]
-        said = [*failed, *([pool.trouble] if pool.trouble else []), *held]
+        last = (
+            [] if pool.last_failure is None else [f"the last one that was started failed: {pool.last_failure.message}"]
+        )
+        said = [*failed, *([pool.trouble] if pool.trouble else []), *held, *last]
         if said:
             return State(kind, TRUE, Reason.INSTANCE_FAILING, said[0])
     missing = sum(max(0, report.pools[role].slots_wanted - len(facts.slots(role))) for role in Role)
     if missing:
         return State(kind, TRUE, Reason.SLOTS_MISSING, f"{missing} of the slots that are to be kept are not there")
     return State(kind, FALSE, Reason.AS_EXPECTED)
+
+
+def _last(facts: Facts, role: Role) -> LastFailure | None:
+    return None if facts.report is None else facts.report.pools[role].last_failure
 
 
 def _held_words(held: Pause) -> str:

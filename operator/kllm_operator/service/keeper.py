@@ -65,11 +65,13 @@ class Keeper:
         key = key_of(document) if resource is INFERENCE_SERVICES else service_of(document)
         if key is None:
             return
-        if (runtime := self._runtimes.get(key)) is not None:
-            if resource is INFERENCE_SERVICES and self._is_leaving(key):
-                runtime.halt()
-            runtime.notice(resource)
-        self._cluster.want(key)
+        if (runtime := self._runtimes.get(key)) is None:
+            self._cluster.want(key)
+            return
+        if resource is INFERENCE_SERVICES and self._is_leaving(key):
+            runtime.halt()
+        if runtime.notice(resource, document):
+            self._cluster.want(key)
 
     async def close(self) -> None:
         """Leave all services as they are."""

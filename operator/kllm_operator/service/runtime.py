@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from kllm_core.conditions import ConditionType, Reason
+from kllm_core.fleet import InstanceState
 from kllm_core.kinds.base import Scaling
 from kllm_core.kinds.manifest import ManifestError, check_service
 from kllm_core.kinds.service import InferenceService
 from kllm_core.kinds.status import ServiceStatus
-from kllm_core.labels import PAUSED
+from kllm_core.labels import COMPONENT, COMPONENT_ENGINE, PAUSED
 from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts
 from kllm_operator.kube.cache import Key, key_of
@@ -37,6 +39,10 @@ _RESYNC_SECONDS = 600.0
 """Between two looks at a service of which nothing was heard: for what no event tells."""
 _ROUTER_SECONDS = 0.5
 """Between two questions to routers whether they have found the fleet, which takes them a moment."""
+_TOKEN_SECONDS = 30.0
+"""Between two looks at the fleet token while nothing serves: no event tells that it was deleted."""
+
+_WITHOUT_TOKEN = frozenset({InstanceState.STARTING, InstanceState.FAILED})
 
 _log = structlog.get_logger(__name__)
 
@@ -65,10 +71,12 @@ class ServiceRuntime:
         self._trouble: Trouble | None = None
         self._report: Report | None = None
         self._fleet: Fleet | None = None
-        self._rendered: tuple[int, Sequence[Mapping[str, Any]]] = (-1, ())
+        self._rendered: Sequence[Mapping[str, Any]] = ()
+        self._judged_generation: int | None = None
         self._knows_fleet: bool | None = None
         self._failing = False
         self._token: str | None = None
+        self._token_at = 0.0
 
     @property
     def summary(self) -> tuple[InferenceService, ServiceStatus] | None:
@@ -102,14 +110,21 @@ class ServiceRuntime:
         if failure is not None:
             raise failure
         self._failing = False
-        return pause
+        return pause if self._holds_token else min(pause, _TOKEN_SECONDS)
 
-    def notice(self, resource: Resource) -> None:
-        """An object of the service, of this kind, has changed."""
-        if self._fleet is not None and resource is PODS:
+    def notice(self, resource: Resource, document: Mapping[str, Any]) -> bool:
+        """Take the word that an object of the service has changed; whether that calls for a reconcile.
+
+        Of its instances it does not: their fleet looks at them, and asks for one when it has something to tell.
+        """
+        if self._fleet is None:
+            return True
+        if resource is PODS:
             self._fleet.notice()
-        elif self._fleet is not None and resource in POOLS.values():
+            return (document["metadata"].get("labels") or {}).get(COMPONENT) != COMPONENT_ENGINE
+        if resource in POOLS.values():
             self._fleet.counts_changed()
+        return True
 
     def halt(self) -> None:
         """Take no more steps: the service is being deleted, and what goes is not to be replaced."""
@@ -127,33 +142,30 @@ class ServiceRuntime:
         return (self._document["metadata"].get("annotations") or {}).get(PAUSED) == "true"
 
     def _judge(self, document: Mapping[str, Any]) -> None:
-        """Accept the spec, or say why not and keep the last accepted one."""
+        """Accept the spec, or say why not and keep the last accepted one; once for each spec."""
+        generation = document["metadata"]["generation"]
+        if generation == self._judged_generation:
+            return
         try:
             service = check_service(dict(document))
             check_templates(service, self._cluster.render.engine)
-            self._render(service, document["metadata"]["generation"])
+            rendered = children(service, uid=self.uid, config=self._cluster.render)
         except ManifestError as error:
             verdict = Verdict(False, Reason.INVALID_SPEC, "; ".join(error.problems))
         except TemplateError as error:
             verdict = Verdict(False, Reason.TEMPLATE_REFUSED, str(error))
         else:
-            self._service, verdict = service, Verdict()
+            self._service, self._rendered, verdict = service, rendered, Verdict()
         if verdict != self._verdict and not verdict.accepted:
             self._cluster.recorder.tell(
                 self._document, reason=verdict.reason, note=verdict.message, action="Accept", warning=True
             )
-        self._verdict = verdict
-
-    def _render(self, service: InferenceService, generation: int) -> None:
-        if self._rendered[0] != generation:
-            self._rendered = (generation, children(service, uid=self.uid, config=self._cluster.render))
+        self._verdict, self._judged_generation = verdict, generation
 
     async def _converge(self, service: InferenceService) -> None:
-        if self._token is None:
-            find = read_token if self._paused else ensure_token
-            self._token = await find(self._cluster.api, service, uid=self.uid)
+        await self._look_at_token(service)
         if not self._paused:
-            await self._children.ensure(self._rendered[1], service=self._key, uid=self.uid)
+            await self._children.ensure(self._rendered, service=self._key, uid=self.uid)
             await self._seed_counts(service)
         if self._fleet is not None:
             self._fleet.change(service, paused=self._paused)
@@ -162,6 +174,27 @@ class ServiceRuntime:
                 self._cluster, service, self._pools, token=self._token, tell=self._teller.tell,
                 publish=self._published, paused=self._paused,
             )  # fmt: skip
+
+    async def _look_at_token(self, service: InferenceService) -> None:
+        """Have the fleet token. Deleted, it is made anew as soon as nothing serves that has the old one."""
+        now = asyncio.get_running_loop().time()
+        if self._token is not None and (self._holds_token or now - self._token_at < _TOKEN_SECONDS):
+            return
+        find = read_token if self._paused else ensure_token
+        token, self._token_at = await find(self._cluster.api, service, uid=self.uid), now
+        if token is None or token == self._token:
+            return
+        self._token = token
+        if self._fleet is not None:
+            await self._fleet.close()
+            self._fleet = None
+
+    @property
+    def _holds_token(self) -> bool:
+        """Whether something has the fleet token and could not be spoken to with another one."""
+        facts = self._facts()
+        there = [each for role in Role for each in (*facts.instances(role), *facts.slots(role))]
+        return any(each.state not in _WITHOUT_TOKEN for each in there)
 
     async def _seed_counts(self, service: InferenceService) -> None:
         """Begin with the least that the spec allows, where someone else will write the counts."""

@@ -25,9 +25,12 @@ def scaled_of(
     return Scaled(
         spec.objectives.objectives(),
         Limits(
-            _limits(spec.prefill), _limits(spec.decode), spec.gpu_budget, surge=spec.rollout.surge,
+            _limits(spec.prefill),
+            _limits(spec.decode),
+            spec.gpu_budget,
+            surge=spec.rollout.surge,
             max_unavailable=spec.rollout.max_unavailable,
-        ),  # fmt: skip
+        ),
         advise_only=spec.scaling is Scaling.EXTERNAL,
         timing=timing,
         start_seconds=start_seconds,

@@ -115,9 +115,12 @@ def _own(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     return {**live, "conditions": ordered} if types else dict(live)
 
 
-def _gist(status: Mapping[str, Any]) -> Any:
+def _gist(status: Any) -> Any:
     if isinstance(status, Mapping):
-        return {key: _gist(value) for key, value in status.items() if key not in {"load", "message", "startPhases"}}
+        told = {key: _gist(value) for key, value in status.items() if key not in {"load", "message", "startPhases"}}
+        # Of what the planner said the counts; its reason follows loads.
+        plans = {key: {**told[key], "reason": ""} for key in ("plan", "advised") if isinstance(told.get(key), dict)}
+        return told | plans
     return [_gist(each) for each in status] if isinstance(status, list) else status
 
 
@@ -163,14 +166,22 @@ def _role_values(facts: Facts, role: Role, before: Mapping[str, Any]) -> dict[st
 
 def _start(report: Report, role: Role, before: Mapping[str, Any]) -> dict[str, Any]:
     last = report.pools[role].last_start
-    if last is None or last.seconds is None:
-        return {}
-    phases = tuple(StartPhase(name=each.name, milliseconds=_milli(each.seconds)) for each in last.phases)
-    milliseconds = _milli(last.seconds)
-    if last.source is None and before.get("startPhases") == [each.document() for each in phases]:
-        # The leader that decided that start knows best when it did.
-        milliseconds = before.get("startMilliseconds", milliseconds)
-    return {"start_milliseconds": milliseconds, "start_phases": phases}
+    known = before.get("startPhases") or []
+    phases = () if last is None else last.phases
+    told = tuple(StartPhase(name=each.name, milliseconds=_milli(each.seconds)) for each in phases)
+    documents = [each.document() for each in told]
+    if last is not None and last.seconds is not None and (last.source is not None or _says_more(documents, known)):
+        return {"start_milliseconds": _milli(last.seconds), "start_phases": told}
+    # The leader that decided that start knows best what it took.
+    return {
+        "start_milliseconds": before.get("startMilliseconds"),
+        "start_phases": tuple(StartPhase.model_validate(each) for each in known),
+    }
+
+
+def _says_more(phases: list[dict[str, Any]], known: list[dict[str, Any]]) -> bool:
+    """Whether these are of the same start and go further; anything does where nothing is known."""
+    return len(phases) > len(known) and phases[: len(known)] == known
 
 
 def _load(report: Report, role: Role) -> LoadStatus:

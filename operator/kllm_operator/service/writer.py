@@ -8,8 +8,8 @@ from typing import Any
 
 from kllm_core.objectives import Role
 from kllm_operator.kube.cache import Key
-from kllm_operator.kube.exceptions import NotFoundError
-from kllm_operator.kube.resources import Document
+from kllm_operator.kube.exceptions import KubeError, NotFoundError
+from kllm_operator.kube.resources import Document, resource_of
 from kllm_operator.service.cluster import Cluster
 from kllm_operator.service.facts import Facts
 from kllm_operator.service.pools import Pools
@@ -63,8 +63,9 @@ class StatusWriter:
         if is_told(wanted, before):
             return False
         now = asyncio.get_running_loop().time()
-        written_at = self._written_at.get(live["metadata"]["uid"])
-        return is_urgent(wanted, before) or written_at is None or now - written_at >= _WORDS_SECONDS
+        # What is there was written by the leader before this one, which had heard more than this one has yet.
+        written_at = self._written_at.setdefault(live["metadata"]["uid"], now)
+        return is_urgent(wanted, before) or now - written_at >= _WORDS_SECONDS
 
     async def _write(self, live: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         metadata = live["metadata"]
@@ -77,6 +78,17 @@ class StatusWriter:
         self._written_at[metadata["uid"]] = asyncio.get_running_loop().time()
         try:
             self._cluster.caches.put(await self._cluster.api.apply_status(body))
+        except KubeError:
+            if await self._is_there(live):
+                raise
+
+    async def _is_there(self, live: Mapping[str, Any]) -> bool:
+        """Whether an object still is; the server has several answers to an apply for one that was deleted."""
+        metadata = live["metadata"]
+        try:
+            found = await self._cluster.api.get(
+                resource_of(live), namespace=metadata["namespace"], name=metadata["name"]
+            )
         except NotFoundError:
-            # It was deleted meanwhile, which is told soon.
-            return
+            return False
+        return bool(found["metadata"]["uid"] == metadata["uid"])

@@ -36,6 +36,7 @@ class Observed:
         phases: of its start, as far as they are over.
         requested: what a person asks of it.
         reason: CamelCase, what is wrong with it, for conditions; empty when nothing is.
+        vouched: another than this process asks its agent, and has an answer: silence is the way's fault, not its own.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Observed:
     phases: tuple[StartPhase, ...] = ()
     requested: Request | None = None
     reason: str = ""
+    vouched: bool = False
 
 
 class Substrate(abc.ABC):

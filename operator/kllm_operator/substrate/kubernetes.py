@@ -95,6 +95,7 @@ class PodSubstrate(Substrate):
         self._token = token
         self._timeouts = timeouts or PodTimeouts()
         self._clock = clock
+        self._looking_since = clock()
         self._words = AgentWords(token, listener=self._look_soon)
         self._events = PodEvents(api, listener=self._look_soon)
         self._ongoing = Ongoing(self._look)
@@ -195,8 +196,7 @@ class PodSubstrate(Substrate):
 
     async def observe(self) -> Sequence[Observed]:
         """See `Substrate.observe`."""
-        self._look()
-        return [self._observed(seen) for seen in self._all().values()]
+        return self._look()
 
     async def _created(self, role: Role, *, slot: bool) -> str:
         pod: Pod = await self._ongoing.join("create", secrets.token_hex(8), lambda: self._own.create(role, slot=slot))
@@ -286,10 +286,10 @@ class PodSubstrate(Substrate):
         if self._soon is None and not self._closed:
             self._soon = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._look)
 
-    def _look(self) -> None:
+    def _look(self) -> list[Observed]:
         """After anything that may change what is told: listen to those who start, go on with what was begun, tell."""
         if self._closed:
-            return
+            return [self._observed(each) for each in self._all().values()]
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -302,10 +302,13 @@ class PodSubstrate(Substrate):
         self._events.follow({pod.uid: pod.namespace for pod in hanging})
         for each in seen.values():
             self._go_on(each)
-        told = [replace(self._observed(each), age_seconds=0.0) for each in self._all().values()]
+        there = [self._observed(each) for each in self._all().values()]
+        # Ages are no news.
+        told = [replace(each, age_seconds=0.0) for each in there]
         if told != self._told:
             self._told = told
             self._changed()
+        return there
 
     def _go_on(self, seen: Seen) -> None:
         pod, name = seen.pod, seen.pod.name
@@ -347,7 +350,9 @@ class PodSubstrate(Substrate):
 
     def _observed(self, seen: Seen) -> Observed:
         current = self._own.revision(seen.role)
-        return observed(seen, now=self._clock(), timeouts=self._timeouts, revision=current)
+        return observed(
+            seen, now=self._clock(), timeouts=self._timeouts, revision=current, looking_since=self._looking_since
+        )
 
     def _get(self, instance_id: str) -> Seen:
         try:

@@ -19,15 +19,13 @@ from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
 from kllm_core.wire import ROLE_OF, STATE_OF
-from kllm_operator.fleet.stream import reports
+from kllm_operator.fleet.stream import Line, reports
 from kllm_operator.substrate.base import StartPhase
 
 _INTERVAL_SECONDS = 1.0
 _PAUSE_SECONDS = 0.3
 """Between two tries: an agent listens a second or two after its container runs."""
 _CALL_SECONDS = 5.0
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-
 _log = structlog.get_logger(__name__)
 
 
@@ -94,11 +92,20 @@ class AgentWords:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, uid: str, address: str) -> None:
+        line = Line(address)
+        try:
+            await self._listen(uid, line, address)
+        finally:
+            await line.close()
+
+    async def _listen(self, uid: str, line: Line, address: str) -> None:
         said = ""
         while True:
             try:
-                await self._session(uid, address)
+                await self._session(uid, line.channel)
             except (grpc.aio.AioRpcError, TimeoutError) as error:
+                if isinstance(error, TimeoutError):
+                    await line.was_silent()
                 problem = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "Silent"
                 # One that does not listen yet is nothing new; one that answers with errors is a fault.
                 level = _log.debug if problem in {"UNAVAILABLE", "CANCELLED", said} else _log.warning
@@ -106,17 +113,16 @@ class AgentWords:
                 said = problem
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _session(self, uid: str, address: str) -> None:
-        async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-            stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
-            request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(_INTERVAL_SECONDS * 1000))
-            call = stub.WatchLoad(request, metadata=self._metadata)
-            async for report in reports(call, interval_seconds=_INTERVAL_SECONDS):
-                state = STATE_OF.get(report.state)
-                if state is None:
-                    continue
-                phases = await self._phases(stub) if state is InstanceState.SERVING else ()
-                self.say(uid, Word(state, ROLE_OF.get(report.role), report.message, phases))
+    async def _session(self, uid: str, channel: grpc.aio.Channel) -> None:
+        stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
+        request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(_INTERVAL_SECONDS * 1000))
+        call = stub.WatchLoad(request, metadata=self._metadata)
+        async for report in reports(call, interval_seconds=_INTERVAL_SECONDS):
+            state = STATE_OF.get(report.state)
+            if state is None:
+                continue
+            phases = await self._phases(stub) if state is InstanceState.SERVING else ()
+            self.say(uid, Word(state, ROLE_OF.get(report.role), report.message, phases))
 
     async def _phases(self, stub: Any) -> tuple[StartPhase, ...]:
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kllm_core import labels
 from kllm_core.objectives import Role
+from kllm_core.steps import Request
 from kllm_operator.render.owner import Owner
 from kllm_operator.substrate.kubernetes_pods import DRAINED, OVERDUE, Pod, time_of
 
@@ -47,7 +48,9 @@ def switched(pod: Pod, to: Role, owner: Owner) -> Patch | None:
     """It serves the other role, and belongs to that role's pool."""
     if pod.label == to.value and pod.owner == owner.uid and pod.switching_to is None:
         return None
-    done = {labels.SWITCHING_TO: None, labels.REQUESTED: None, **_NO_DRAIN}
+    done = {labels.SWITCHING_TO: None, **_NO_DRAIN}
+    if pod.requested is Request.FLIP:
+        done[labels.REQUESTED] = None
     return _patch(pod, role=to, owner=owner, annotations=done)
 
 

@@ -36,6 +36,7 @@ class Pod:
         running_since: when the engine's container began; None while it does not run.
         fetching_since: the same of the init container that makes the model available.
         ready: the kubelet has heard that it serves.
+        was_ready: it had heard so since the container began, and hears it no more.
         deleted_by: until when it must have ended; None when nobody has deleted it.
         problem: what keeps it from serving, if anything is known.
         phases: of its own start, as far as they are over; the agent tells of the rest.
@@ -58,6 +59,7 @@ class Pod:
     running_since: float | None
     fetching_since: float | None
     ready: bool
+    was_ready: bool
     deleted_by: float | None
     problem: Problem | None
     phases: tuple[StartPhase, ...]
@@ -99,6 +101,7 @@ def read_pod(document: Mapping[str, Any]) -> Pod:
         running_since=running_since,
         fetching_since=_running_since(status, "initContainerStatuses", MODEL_CONTAINER),
         ready=_since(status, "Ready") is not None,
+        was_ready=running_since is not None and (_since(status, "Ready", "False") or 0.0) > running_since,
         deleted_by=seconds_of(metadata.get("deletionTimestamp")),
         problem=problem_of(status),
         # A slot's own start was over long before it got a role.
@@ -147,10 +150,10 @@ def _running_since(status: Mapping[str, Any], kind: str, name: str) -> float | N
     return None
 
 
-def _since(status: Mapping[str, Any], kind: str) -> float | None:
-    """When a condition became true; None if it is not."""
+def _since(status: Mapping[str, Any], kind: str, value: str = "True") -> float | None:
+    """When a condition became true, or took another value; None if it has not."""
     for condition in status.get("conditions") or ():
-        if condition.get("type") == kind and condition.get("status") == "True":
+        if condition.get("type") == kind and condition.get("status") == value:
             return seconds_of(condition.get("lastTransitionTime")) or 0.0
     return None
 

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kllm_core.conditions import Reason
+from kllm_core.models.exceptions import (
+    AccessDeniedError,
+    DiskFullError,
+    HubUnreachableError,
+    ModelNotFoundError,
+    ModelUnusableError,
+    WrongAddressError,
+)
 from kllm_operator.render.engine import CONTAINER, MODEL_CONTAINER
 from kllm_operator.substrate.child import describe_exit
 
@@ -30,12 +38,12 @@ class Problem:
 _PULLS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 _ORDINARY = frozenset({"", "ContainerCreating", "PodInitializing"})
 _MODEL_REASONS = {
-    "NotFound": Reason.MODEL_NOT_FOUND,
-    "WrongAddress": Reason.MODEL_NOT_FOUND,
-    "Gated": Reason.MODEL_ACCESS_DENIED,
-    "HubUnreachable": Reason.HUB_UNREACHABLE,
-    "DiskFull": Reason.DISK_FULL,
-    "Unusable": Reason.MODEL_UNUSABLE,
+    WrongAddressError.reason: Reason.MODEL_NOT_FOUND,
+    ModelNotFoundError.reason: Reason.MODEL_NOT_FOUND,
+    AccessDeniedError.reason: Reason.MODEL_ACCESS_DENIED,
+    HubUnreachableError.reason: Reason.HUB_UNREACHABLE,
+    DiskFullError.reason: Reason.DISK_FULL,
+    ModelUnusableError.reason: Reason.MODEL_UNUSABLE,
 }
 """By the word that the init container's last message begins with."""
 
@@ -79,7 +87,9 @@ def _ended(name: str, ended: Mapping[str, Any], status: Mapping[str, Any]) -> Pr
     # A shell's way to tell of a signal, and the container runtime's.
     how = describe_exit(-(code - 128) if 128 < code < 128 + 65 else code)
     if name == MODEL_CONTAINER:
-        return Problem(_model_reason(told), f"the model cannot be had: {told or how}", fatal=True)
+        return Problem(
+            _model_reason(str(ended.get("message") or "")), f"the model cannot be had: {told or how}", fatal=True
+        )
     return Problem(Reason.INSTANCE_FAILING, f"{how}: {told}" if told else f"its {name} {how}", fatal=True)
 
 

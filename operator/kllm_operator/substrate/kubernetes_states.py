@@ -94,8 +94,9 @@ class Seen:
 
     @property
     def serves(self) -> bool:
-        """Whether it got to serve in its role."""
-        return not self.pod.is_slot and (self.pod.ready or self.says(InstanceState.SERVING))
+        """Whether it got to serve in its role. Of one that lost its readiness its agent, once heard, says more."""
+        lost = self.pod.was_ready and self.word is None
+        return not self.pod.is_slot and (self.pod.ready or lost or self.says(InstanceState.SERVING))
 
     @property
     def is_failed(self) -> bool:
@@ -120,7 +121,7 @@ class Seen:
         return self.word is not None and self.word.state in states
 
 
-def observed(seen: Seen, *, now: float, timeouts: PodTimeouts, revision: str) -> Observed:
+def observed(seen: Seen, *, now: float, timeouts: PodTimeouts, revision: str, looking_since: float = 0.0) -> Observed:
     """As planner and reconciler see it.
 
     Args:
@@ -128,9 +129,11 @@ def observed(seen: Seen, *, now: float, timeouts: PodTimeouts, revision: str) ->
         now: seconds since the epoch.
         timeouts: after which one that does not serve has failed.
         revision: that a start in its role would make.
+        looking_since: seconds since the epoch from which on agents were listened to; an earlier silence is nobody's
+            fault, and slots tell by their agents only that they are ready.
     """
     pod = seen.pod
-    state, message, reason = _state(seen, now, timeouts)
+    state, message, reason = _state(seen, now, timeouts, looking_since)
     if seen.ending:
         message = "is being ended" if seen.asked.ending else "its pod is being deleted by someone else"
     phases = seen.word.phases if seen.word is not None else ()
@@ -148,12 +151,14 @@ def observed(seen: Seen, *, now: float, timeouts: PodTimeouts, revision: str) ->
         revision=pod.revision,
         outdated=pod.revision != revision,
         phases=pod.phases + phases,
-        requested=None if seen.ending else pod.requested,
+        # While it switches, what was asked for is being done; anything else waits until it serves again.
+        requested=None if seen.ending or seen.switching is not None else pod.requested,
         reason=reason,
+        vouched=pod.ready,
     )
 
 
-def _state(seen: Seen, now: float, timeouts: PodTimeouts) -> tuple[InstanceState, str, str]:
+def _state(seen: Seen, now: float, timeouts: PodTimeouts, looking_since: float) -> tuple[InstanceState, str, str]:
     """State, message, and the reason if something is wrong."""
     pod = seen.pod
     if pod.problem is not None and pod.problem.fatal:
@@ -164,14 +169,16 @@ def _state(seen: Seen, now: float, timeouts: PodTimeouts) -> tuple[InstanceState
         return InstanceState.DRAINING, _drain_words(pod), ""
     if seen.serves:
         return InstanceState.SERVING, "serves", ""
-    return _state_of_start(seen, now, timeouts)
+    return _state_of_start(seen, now, timeouts, looking_since)
 
 
-def _state_of_start(seen: Seen, now: float, timeouts: PodTimeouts) -> tuple[InstanceState, str, str]:
+def _state_of_start(
+    seen: Seen, now: float, timeouts: PodTimeouts, looking_since: float
+) -> tuple[InstanceState, str, str]:
     pod, word = seen.pod, seen.word
     if seen.is_slot and word is not None and seen.says(*_IDLE):
         return word.state, word.message or "waits for a role", ""
-    failure = _late(pod, now, timeouts)
+    failure = _late(pod, now, timeouts, looking_since)
     if word is not None and seen.says(InstanceState.FAILED):
         failure = word.message or "its agent gave it up"
     if failure:
@@ -188,9 +195,9 @@ def _drain_words(pod: Pod) -> str:
     return "is empty" if pod.drained else "did not get empty in time"
 
 
-def _late(pod: Pod, now: float, timeouts: PodTimeouts) -> str:
+def _late(pod: Pod, now: float, timeouts: PodTimeouts, looking_since: float) -> str:
     if pod.running_since is not None:
-        since = max(pod.running_since, pod.began)
+        since = max(pod.running_since, pod.began, looking_since)
         return f"is not ready after {timeouts.serving:.0f} s" if now - since > timeouts.serving else ""
     if pod.fetching_since is not None and now - pod.fetching_since > timeouts.fetching:
         return f"its model is not there after {timeouts.fetching:.0f} s"

@@ -12,7 +12,7 @@ import stamina
 from kllm_core.kinds.service import InferenceService
 from kllm_core.objectives import Role
 from kllm_operator.kube.api import KubeApi
-from kllm_operator.kube.cache import ObjectCache
+from kllm_operator.kube.cache import ObjectCache, key_of
 from kllm_operator.kube.exceptions import (
     AlreadyExistsError,
     ConflictError,
@@ -21,8 +21,10 @@ from kllm_operator.kube.exceptions import (
     KubeError,
     NotFoundError,
     NotLeadingError,
+    UnreachableError,
 )
-from kllm_operator.kube.resources import PODS
+from kllm_operator.kube.ownership import is_controlled_by
+from kllm_operator.kube.resources import PODS, Document
 from kllm_operator.render.engine import EngineConfig, engine_pod, engine_revision
 from kllm_operator.render.owner import Owner
 from kllm_operator.substrate.exceptions import SubstrateError
@@ -74,6 +76,7 @@ class OwnPods:
         self._cache = cache
         self._suffix = suffix
         self._read: dict[str, Pod] = {}
+        self._unsure: dict[tuple[Role, bool], str] = {}
         self._news = asyncio.Event()
         self.use(plan)
 
@@ -131,22 +134,39 @@ class OwnPods:
     async def create(self, role: Role, *, slot: bool) -> Pod:
         """Make a pod of a name that is free.
 
+        If it stays unknown whether one was made, the next call asks for the same one, so that there are never two.
+
         Raises:
             SubstrateError: the API server did not make it, or its pool is not there.
         """
         owner, plan = self.owner(role), self._plan
+        unsure = self._unsure.pop((role, slot), None)
         for _ in range(_TRIES):
-            name = f"{self.prefix}{self._suffix()}"
+            name = unsure or f"{self.prefix}{self._suffix()}"
             body = engine_pod(plan.service, plan.config, name=name, pool=role, slot=slot, owner=owner)
             try:
-                document = await self._api.create(body)
-            except AlreadyExistsError:
-                continue
+                document = await self._created(body, owner, again=name == unsure)
+            except UnreachableError as error:
+                self._unsure[role, slot] = name
+                raise SubstrateError(f"it is not known whether a pod was made: {error}") from error
             except KubeError as error:
                 raise SubstrateError(f"no pod was made: {error}") from error
-            self._cache.put(document)
-            return read_pod(document)
+            unsure = None
+            if document is not None:
+                self._cache.put(document)
+                return read_pod(document)
         raise SubstrateError(f"no pod was made: {_TRIES} names that begin with {self.prefix} are taken")
+
+    async def _created(self, body: Document, owner: Owner, *, again: bool) -> Document | None:
+        """The pod; None if its name is taken, unless it is what an earlier call made without an answer."""
+        namespace, name = key_of(body)
+        try:
+            return await self._api.create(body)
+        except AlreadyExistsError:
+            if not again or self._cache.get(namespace, name) is not None:
+                return None
+        found = await self._api.get(PODS, namespace=namespace, name=name)
+        return found if is_controlled_by(found, owner.uid) else None
 
     async def change(self, pod: Pod, change: Change) -> Pod:
         """Change a pod's metadata, whoever else writes it meanwhile; the pod as it is then.

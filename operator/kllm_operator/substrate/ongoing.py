@@ -14,7 +14,7 @@ class Ongoing:
         listener: called after the end of each; must not wait or raise.
     """
 
-    def __init__(self, listener: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, listener: Callable[[], object] = lambda: None) -> None:
         self._listener = listener
         self._tasks: dict[tuple[str, str], asyncio.Task[Any]] = {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import ssl
 import tempfile
@@ -72,7 +71,7 @@ class Access:
                 cafile=str(self.authority) if isinstance(self.authority, Path) else None,
                 cadata=self.authority if isinstance(self.authority, str) else None,
             )
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # a certificate in text must be ASCII
             raise AccessError(f"{_named(self.authority)}: certificates cannot be read: {error}") from error
         if not self.verify:
             context.check_hostname = False
@@ -126,13 +125,13 @@ def from_kubeconfig(path: Path) -> Access:
     certificate, key = _given(path, user, "client-certificate"), _given(path, user, "client-key")
     if (certificate is None) != (key is None):
         raise AccessError(f"{path}: user {context.get('user')!r} needs client-certificate and client-key together")
-    token_file = user.get("tokenFile")
+    token, token_file = _field(path, user, "token"), _field(path, user, "tokenFile")
     return Access(
         server=cluster["server"].rstrip("/"),
         namespace=str(context.get("namespace") or "default"),
         authority=_given(path, cluster, "certificate-authority"),
         verify=not cluster.get("insecure-skip-tls-verify", False),
-        token=path.parent / token_file if token_file else user.get("token"),
+        token=path.parent / token_file if token_file else token,
         client_certificate=None if certificate is None or key is None else (certificate, key),
     )
 
@@ -148,15 +147,23 @@ def _entry(path: Path, document: dict[str, Any], kind: str, name: object) -> dic
     raise AccessError(f"{path}: there is no {kind} {name!r}")
 
 
+def _field(path: Path, entry: dict[str, Any], field: str) -> str | None:
+    """A field that is text; None when it is not there."""
+    value = entry.get(field)
+    if value is None or isinstance(value, str):
+        return value or None
+    raise AccessError(f"{path}: {field} must be text; put it in quotes")
+
+
 def _given(path: Path, entry: dict[str, Any], field: str) -> Path | str | None:
     """A field that is a file, beside the kubeconfig when relative, or text under its -data name."""
-    data = entry.get(f"{field}-data")
+    data, file = _field(path, entry, f"{field}-data"), _field(path, entry, field)
     if data:
         try:
             return base64.b64decode(data, validate=True).decode()
-        except (binascii.Error, TypeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise AccessError(f"{path}: {field}-data is not base64 text: {error}") from error
-    return path.parent / entry[field] if entry.get(field) else None
+    return path.parent / file if file else None
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: Path | str, key: Path | str) -> None:

@@ -146,8 +146,7 @@ class AgentClient:
         call = stub.WatchLoad(request, metadata=self._metadata)
         while True:
             try:
-                async with asyncio.timeout(self._silence_seconds):
-                    report = await call.read()
+                report = await next_message(call, silence_seconds=self._silence_seconds)
             except TimeoutError:
                 raise _Gone(f"no load report for {self._silence_seconds:g} seconds") from None
             if report is grpc.aio.EOF:
@@ -185,6 +184,29 @@ class AgentClient:
         if update.incarnation != self._cache_incarnation:
             return bool(update.sequence == 1)
         return bool(update.sequence == self._cache_next)
+
+
+async def next_message(call: Any, *, silence_seconds: float) -> Any:
+    """The next message of a stream, or its end.
+
+    Time in which this process itself was held up counts for nothing: what came meanwhile is not read yet, and all
+    agents would be taken for silent at once.
+
+    Raises:
+        TimeoutError: none came for so long.
+    """
+    clock = asyncio.get_running_loop().time
+    reading = asyncio.ensure_future(call.read())
+    try:
+        while True:
+            due = clock() + silence_seconds
+            done, _ = await asyncio.wait({reading}, timeout=silence_seconds)
+            if done:
+                return reading.result()
+            if clock() - due < silence_seconds / 2:
+                raise TimeoutError
+    finally:
+        reading.cancel()
 
 
 class _Gone(Exception):  # noqa: N818  it ends a session and is no error of the program

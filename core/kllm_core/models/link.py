@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import secrets
 from pathlib import Path
 
-from kllm_engine.models.exceptions import ModelError
+from kllm_core.models.exceptions import DiskFullError, ModelError
 
 
 def link_folder(link: Path, folder: Path) -> None:
@@ -22,5 +24,7 @@ def link_folder(link: Path, folder: Path) -> None:
         beside.symlink_to(folder.absolute())
         beside.replace(link)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ModelError(f"--link {link} cannot be made: {error.strerror}") from error
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        kind = DiskFullError if error.errno in {errno.ENOSPC, errno.EDQUOT} else ModelError
+        raise kind(f"--link {link} cannot be made: {error.strerror}") from error

@@ -1,6 +1,6 @@
 """What can go wrong with a model.
 
-ModelError                      the cache cannot be used
+ModelError                      the cache or the link cannot be used
 ├── ModelUnavailableError       it cannot be had from here: offline, unknown, no permission
 │   ├── WrongAddressError       there is no such kind of address
 │   ├── ModelNotFoundError      where the address points to there is none
