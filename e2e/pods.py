@@ -8,6 +8,7 @@ from typing import Any
 from e2e.host import IMAGE, HostEnvironment
 
 USER = 65532
+_TMP = "/tmp"
 
 
 def host_pod(name: str, command: Sequence[str], **container: Any) -> dict[str, Any]:
@@ -35,9 +36,9 @@ def host_pod(name: str, command: Sequence[str], **container: Any) -> dict[str, A
                     "image": IMAGE,
                     "imagePullPolicy": "Never",
                     "command": [str(host.python), *command],
-                    "workingDir": "/tmp",
-                    "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "kllm"}],
-                    "volumeMounts": [*host.mounts(), {"name": "tmp", "mountPath": "/tmp"}],
+                    "workingDir": _TMP,
+                    "env": [{"name": "HOME", "value": _TMP}, {"name": "USER", "value": "kllm"}],
+                    "volumeMounts": [*host.mounts(), {"name": "tmp", "mountPath": _TMP}],
                     "securityContext": security,
                     **container,
                 }

@@ -222,14 +222,18 @@ def test_a_deleted_service_takes_all_that_is_its_and_nothing_else(llm: Llm) -> N
     its = faults.objects(cluster, namespace, labels=f"kllm.io/service={llm.name}")
     foreign = [_stranger(cluster.list(kind, namespace=namespace, labels=labels)[0]) for kind, labels in _LIKE]
     cluster.apply(*foreign, namespace=namespace)
-    before = faults.objects(cluster, namespace)
-    kept = before - its - {each for each in before if each[:2] == ("InferenceService", llm.name)}
-    assert {("Pod", "stranger"), ("Deployment", "stranger"), ("Secret", "stranger")} <= {each[:2] for each in kept}
-    began = time.monotonic()
-    cluster.kubectl("delete", "llm", llm.name, "--wait=false", "--namespace", namespace)
-    llm.wait(lambda: not faults.objects(cluster, namespace) & its, "all of it is gone", seconds=_GONE_SECONDS)
-    seconds = time.monotonic() - began
-    assert faults.objects(cluster, namespace) >= kept
+    try:
+        before = faults.objects(cluster, namespace)
+        kept = before - its - {each for each in before if each[:2] == ("InferenceService", llm.name)}
+        assert {("Pod", "stranger"), ("Deployment", "stranger"), ("Secret", "stranger")} <= {each[:2] for each in kept}
+        began = time.monotonic()
+        cluster.kubectl("delete", "llm", llm.name, "--wait=false", "--namespace", namespace)
+        llm.wait(lambda: not faults.objects(cluster, namespace) & its, "all of it is gone", seconds=_GONE_SECONDS)
+        seconds = time.monotonic() - began
+        assert faults.objects(cluster, namespace) >= kept
+    finally:
+        for stranger in foreign:
+            cluster.delete(f"{stranger['kind'].lower()}/stranger", namespace=namespace)
     faults.record("service deleted", {"seconds": round(seconds, 1), "objects": len(its), "others kept": len(kept)})
 
 

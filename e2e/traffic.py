@@ -66,7 +66,8 @@ class Traffic:
     def __enter__(self) -> Self:
         for number in range(_PROMPTS):
             answer = self._ask(number)
-            assert not answer.error, answer
+            if answer.error:
+                raise AssertionError(f"nothing is right before anything is changed: {answer}")
             self._right[number] = answer.text
         self._began = time.monotonic()
         for stream in range(self.streams):
@@ -95,7 +96,8 @@ class Traffic:
         """Wait until so many requests that begin from here on have ended."""
         moment = time.monotonic()
         while len(self.since(moment)) < count:
-            assert time.monotonic() - moment < seconds, f"{len(self.since(moment))} of {count} requests in {seconds} s"
+            if time.monotonic() - moment > seconds:
+                raise AssertionError(f"{len(self.since(moment))} of {count} requests in {seconds:.0f} s")
             time.sleep(_LOOK_SECONDS)
 
     def summary(self) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def ask(address: str, *, model: str, number: int, tokens: int) -> str:
         http.client.HTTPException: the same in the midst of an answer.
         ValueError: the service refused it, or the stream ended early or in an error.
     """
-    rng = random.Random(number)
+    rng = random.Random(number)  # noqa: S311  a prompt has to be the same each time
     body = {
         "model": model,
         "prompt": [rng.randrange(*_PLAIN_TOKENS) for _ in range(_PROMPT_TOKENS)],

@@ -55,7 +55,7 @@ async def fetch(endpoint: str, uri: str, cache: Path, *flags: str, **environment
         env={k: v for k, v in os.environ.items() if not k.startswith("HF_")}
         | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache / "home")} | environment,
     )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 120)
     return Done(process.returncode or 0, err.decode(), json.loads(out.splitlines()[-1]))
 
 

@@ -12,6 +12,8 @@ from kllm_core.authentication import metadata_is_valid
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 from kllm_core.objectives import Role
+from kllm_operator.fleet import agents as following
+from kllm_operator.fleet import stream
 from kllm_operator.fleet.agents import Agents
 from kllm_operator.fleet.histogram import BUCKETS
 from kllm_operator.fleet.watch import FleetWatch
@@ -200,3 +202,30 @@ async def test_exactly_the_routers_that_there_are_are_followed_and_one_that_is_s
     assert watch.forecast(20.0).requests_per_second is None
     await watch.close()
     await servers[0].stop(None)
+
+
+async def test_an_agent_that_takes_connections_and_never_answers_has_one_of_them(monkeypatch):
+    monkeypatch.setattr(stream, "_LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(following, "_PAUSE_SECONDS", 0.01)
+    connections, sessions = [], []
+    monkeypatch.setattr(stream.Line, "was_silent", spied(stream.Line.was_silent, sessions))
+
+    async def take(reader, writer):
+        connections.append(writer)
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
+        followed = Agents(TOKEN, listener=lambda: None, interval_seconds=0.02)
+        followed.follow({"a": f"127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+        await polled(lambda: len(sessions) >= 3)
+        assert len(connections) == 1
+        await followed.close()
+
+
+def spied(method, calls):
+    async def called(self):
+        calls.append(self)
+        await method(self)
+
+    return called

@@ -407,6 +407,16 @@ async def test_late_binding_is_not_asked_of_an_instance_that_cannot_do_it(
     assert view.binding(Endpoint("gone", Role.PREFILL, "h", 1)) is Binding.EARLY
 
 
+async def test_who_cannot_bind_just_in_time_binds_late(
+    views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]
+):
+    view = views(binding=Binding.JUST_IN_TIME)
+    follow(view, agents)
+    await wait_until(lambda: view.book.records["p0"].endpoint is not None)
+
+    assert view.binding(view.book.records["p0"].endpoint) is Binding.LATE
+
+
 async def test_an_agent_without_a_server_is_followed_until_it_has_one(
     views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]
 ):

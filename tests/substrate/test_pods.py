@@ -425,6 +425,28 @@ async def test_a_pod_that_hangs_says_what_events_say_of_it_until_it_runs(driver,
     assert not (await until(driver, name, SERVING)).reason
 
 
+async def test_a_kubelet_that_has_not_read_a_secret_yet_is_no_problem(driver, monkeypatch):
+    monkeypatch.setattr(kubernetes_events, "_FIRST_SECONDS", 0.01)
+    driver.api.hangs = (
+        'MountVolume.SetUp failed for volume "fleet-token" : failed to sync secret cache: '
+        "timed out waiting for the condition"
+    )
+    name = await driver.substrate.start(P)
+    lists = []
+    monkeypatch.setattr(driver.api, "list", _counted(driver.api.list, lists))
+    await polled(lambda: len(lists) >= 2)
+    assert not (await seen(driver))[name].reason
+
+
+def _counted(call, calls):
+    async def counted(*arguments, **more):
+        found = await call(*arguments, **more)
+        calls.append(found)
+        return found
+
+    return counted
+
+
 async def test_closed_it_begins_nothing_and_touches_no_pod(driver):
     name = await serving(driver)
     driver.ask(name, "busy")

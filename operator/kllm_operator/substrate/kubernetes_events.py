@@ -21,6 +21,8 @@ from kllm_operator.substrate.kubernetes_problems import Problem, shortened
 _FIRST_SECONDS = 2.0
 """Most pods run by then, and are not asked for."""
 _LONGEST_SECONDS = 300.0
+_PASSES = "cache: timed out waiting for the condition"
+"""The kubelet has not read a secret or config map yet, and does it again; of one that is not there it says so."""
 
 _log = structlog.get_logger(__name__)
 
@@ -67,6 +69,7 @@ class PodEvents:
             except KubeError as error:
                 _log.debug("EventsNotRead", pod=uid, error=str(error))
                 continue
+            warnings = [each for each in warnings if _PASSES not in str(each.get("note"))]
             if warnings:
                 self._take(uid, problem_of_event(max(warnings, key=version_of)))
 

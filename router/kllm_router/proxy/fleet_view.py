@@ -196,10 +196,12 @@ class AgentFleetView:
         return sum(self._outliers.until(record.id, now) is not None for record in records)
 
     def binding(self, prefill: Endpoint) -> Binding:
-        """When to choose the decode instance: the wish, cut to what the instance can do."""
+        """When to choose the decode instance: the wish, or what the instance can do that comes next to it."""
         record = self.book.records.get(prefill.instance_id)
         able = record.instance.bindings if record is not None else frozenset[Binding]()
-        return self._settings.binding if self._settings.binding in able else Binding.EARLY
+        wish = self._settings.binding
+        wishes = (wish, Binding.LATE) if wish is Binding.JUST_IN_TIME else (wish,)
+        return next((each for each in wishes if each in able), Binding.EARLY)
 
     def watch(self, rid: str, endpoint: Endpoint) -> AbstractContextManager[RequestWatch]:
         """Subscribe to the events of a request; see `FleetView`."""
