@@ -144,7 +144,7 @@ def ask(address: str, *, model: str, number: int, tokens: int) -> str:
         http.client.HTTPException: the same in the midst of an answer.
         ValueError: the service refused it, or the stream ended early or in an error.
     """
-    rng = random.Random(number)  # noqa: S311  a prompt has to be the same each time
+    rng = random.Random(number)
     body = {
         "model": model,
         "prompt": [rng.randrange(*_PLAIN_TOKENS) for _ in range(_PROMPT_TOKENS)],
