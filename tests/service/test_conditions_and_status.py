@@ -230,6 +230,7 @@ def started(source, seconds, *phases):
         pytest.param(started(None, None), id="nothing"),
         pytest.param(started(None, 1.0, ("scheduled", 1.0)), id="not all phases yet"),
         pytest.param(started(None, 3.0, ("scheduled", 1.0), ("engine", 2.0)), id="all phases"),
+        pytest.param(started(None, 4.0, ("scheduled", 1.0), ("engine", 2.0), ("warm", 1.0)), id="more phases"),
         pytest.param(started(None, 9.0, ("scheduled", 4.0), ("engine", 5.0)), id="another instance"),
     ],
 )
@@ -244,12 +245,6 @@ def test_a_start_that_this_leader_decided_is_news():
     told = service_status(started(StartFrom.SLOT, 0.5, ("engine", 0.4)), live, now=NOW)["prefill"]
     assert told["startMilliseconds"] == 500
     assert told["startPhases"] == [{"name": "engine", "milliseconds": 400}]
-
-
-def test_phases_that_are_heard_later_are_added():
-    live = service_status(started(None, 1.0, ("scheduled", 1.0)), {}, now=EARLIER)
-    told = service_status(started(None, 3.0, ("scheduled", 1.0), ("engine", 2.0)), live, now=NOW)["prefill"]
-    assert told["startMilliseconds"] == 3000
 
 
 def test_small_changes_of_load_are_no_news():

@@ -169,19 +169,13 @@ def _start(report: Report, role: Role, before: Mapping[str, Any]) -> dict[str, A
     known = before.get("startPhases") or []
     phases = () if last is None else last.phases
     told = tuple(StartPhase(name=each.name, milliseconds=_milli(each.seconds)) for each in phases)
-    documents = [each.document() for each in told]
-    if last is not None and last.seconds is not None and (last.source is not None or _says_more(documents, known)):
+    if last is not None and last.seconds is not None and (last.source is not None or not known):
         return {"start_milliseconds": _milli(last.seconds), "start_phases": told}
     # The leader that decided that start knows best what it took.
     return {
         "start_milliseconds": before.get("startMilliseconds"),
         "start_phases": tuple(StartPhase.model_validate(each) for each in known),
     }
-
-
-def _says_more(phases: list[dict[str, Any]], known: list[dict[str, Any]]) -> bool:
-    """Whether these are of the same start and go further; anything does where nothing is known."""
-    return len(phases) > len(known) and phases[: len(known)] == known
 
 
 def _load(report: Report, role: Role) -> LoadStatus:
