@@ -57,6 +57,10 @@ cluster-down: setup ## Take that cluster down and leave nothing but its built pr
 e2e: setup ## Prove kLLM on a real cluster: KUBECONFIG's, kind's or `make cluster`'s; ARGS="-k name" goes to pytest
 	@$(BIN)/python -m pytest e2e $(ARGS)
 
+.PHONY: operator-scale
+operator-scale: setup ## Measure the operator with many services on a real API server (root)
+	@PYTHONPATH=. $(BIN)/python bench/operator/measure.py $(ARGS)
+
 .PHONY: images
 images: setup ## Build the operator's and the router's images and run them (root; Debian's buildah)
 	@$(BIN)/python -m e2e.imagebuild
