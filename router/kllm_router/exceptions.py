@@ -19,7 +19,15 @@ class RouterError(Exception):
 
 
 class UpstreamError(RouterError):
-    """An engine could not be asked, or its answer could not be read to its end."""
+    """An engine could not be asked, or its answer could not be read to its end.
+
+    Attributes:
+        unheard_seconds: from its last sign of life to this error; 0 if it failed at once.
+    """
+
+    def __init__(self, message: str, *, unheard_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.unheard_seconds = unheard_seconds
 
 
 class ConnectError(UpstreamError):
@@ -35,27 +43,11 @@ class IdleClosedError(ConnectionBrokenError):
 
 
 class StalledError(UpstreamError):
-    """No byte for longer than allowed.
-
-    Attributes:
-        unheard_seconds: for how long.
-    """
-
-    def __init__(self, message: str, *, unheard_seconds: float) -> None:
-        super().__init__(message)
-        self.unheard_seconds = unheard_seconds
+    """No byte for longer than allowed."""
 
 
 class InstanceGoneError(UpstreamError):
-    """The instance's agent says that it is gone, or is gone itself.
-
-    Attributes:
-        unheard_seconds: since its last sign of life.
-    """
-
-    def __init__(self, message: str, *, unheard_seconds: float) -> None:
-        super().__init__(message)
-        self.unheard_seconds = unheard_seconds
+    """The instance's agent says that it is gone, or is gone itself."""
 
 
 class ProtocolError(UpstreamError):

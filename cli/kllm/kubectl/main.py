@@ -62,8 +62,7 @@ def status(
     """Show all services, or one with its pools, their load, and its instances."""
     from kllm.kubectl import status as command  # noqa: PLC0415
 
-    if name is not None and all_namespaces:
-        raise typer.BadParameter("a name belongs to one namespace; leave -A out", param_hint="-A")
+    _check_scope(name, all_namespaces)
     _carry_out(
         lambda kubectl: command.run(kubectl, name, output),
         namespace=namespace, all_namespaces=all_namespaces, context=context, kubeconfig=kubeconfig,
@@ -83,8 +82,7 @@ def top(
     """Show what the engines do, until Ctrl-C: requests, KV cache, tokens per second."""
     from kllm.kubectl import top as command  # noqa: PLC0415
 
-    if name is not None and all_namespaces:
-        raise typer.BadParameter("a name belongs to one namespace; leave -A out", param_hint="-A")
+    _check_scope(name, all_namespaces)
     _carry_out(
         lambda kubectl: command.run(kubectl, name, once=once, every_seconds=every),
         namespace=namespace, all_namespaces=all_namespaces, context=context, kubeconfig=kubeconfig,
@@ -111,12 +109,8 @@ def drain(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Let one instance finish what it has and leave; the pool's count stays, so another one takes its place."""
-    from kllm.kubectl import requests as command  # noqa: PLC0415
-    from kllm_core.steps import Request  # noqa: PLC0415
-
-    seconds = timeout if wait else 0.0
     _carry_out(
-        lambda kubectl: command.run(kubectl, instance, Request.DRAIN, timeout_seconds=seconds),
+        _asking(instance, "Drain", timeout_seconds=timeout if wait else 0.0),
         namespace=namespace, context=context, kubeconfig=kubeconfig,
     )  # fmt: skip
 
@@ -131,12 +125,8 @@ def flip(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Let one instance change its role, within the bounds of both pools."""
-    from kllm.kubectl import requests as command  # noqa: PLC0415
-    from kllm_core.steps import Request  # noqa: PLC0415
-
-    seconds = timeout if wait else 0.0
     _carry_out(
-        lambda kubectl: command.run(kubectl, instance, Request.FLIP, timeout_seconds=seconds),
+        _asking(instance, "Flip", timeout_seconds=timeout if wait else 0.0),
         namespace=namespace, context=context, kubeconfig=kubeconfig,
     )  # fmt: skip
 
@@ -165,6 +155,19 @@ def resume(
         lambda kubectl: command.run(kubectl, name, pause=False),
         namespace=namespace, context=context, kubeconfig=kubeconfig,
     )  # fmt: skip
+
+
+def _check_scope(name: str | None, all_namespaces: bool) -> None:
+    if name is not None and all_namespaces:
+        raise typer.BadParameter("a name belongs to one namespace; leave -A out", param_hint="-A")
+
+
+def _asking(instance: str, request: str, *, timeout_seconds: float) -> Callable[[Kubectl], int]:
+    """The command that asks the operator for something to be done with one instance."""
+    from kllm.kubectl import requests as command  # noqa: PLC0415
+    from kllm_core.steps import Request  # noqa: PLC0415
+
+    return lambda kubectl: command.run(kubectl, instance, Request(request), timeout_seconds=timeout_seconds)
 
 
 def _carry_out(

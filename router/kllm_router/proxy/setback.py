@@ -92,11 +92,6 @@ def cause_of(error: UpstreamError) -> Cause:
     return _CAUSES.get(type(error), Cause.PROTOCOL)
 
 
-def unheard_of(error: UpstreamError) -> float:
-    """Seconds from the last sign of life to this error."""
-    return error.unheard_seconds if isinstance(error, StalledError | InstanceGoneError) else 0.0
-
-
 def is_between(message: str) -> bool:
     """Whether an engine's words are about its partner or about what lies between them."""
     return _BETWEEN.search(message) is not None

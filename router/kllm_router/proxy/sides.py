@@ -13,7 +13,7 @@ from kllm_router.exceptions import ConnectError, IdleClosedError, InstanceGoneEr
 from kllm_router.interfaces import EventKind, WatchedEvent
 from kllm_router.proxy import errors
 from kllm_router.proxy.relay import Relay
-from kllm_router.proxy.setback import Cause, Setback, cause_of, is_between, unheard_of
+from kllm_router.proxy.setback import Cause, Setback, cause_of, is_between
 from kllm_router.proxy.upstream import Collector, Response
 from kllm_router.scheduling.silence import Awaited
 
@@ -131,7 +131,7 @@ class PrefillSide:
         self.lost = True
         error = errors.unavailable(f"{instance}: {outcome}", code="prefill_lost")
         certain = not isinstance(outcome, IdleClosedError)
-        raise Setback(error, self.endpoint, cause_of(outcome), certain=certain, unheard_seconds=unheard_of(outcome))
+        raise Setback(error, self.endpoint, cause_of(outcome), certain=certain, unheard_seconds=outcome.unheard_seconds)
 
     async def check_event(self, event: WatchedEvent, *, bound: bool) -> None:
         """Judge an event.
@@ -252,7 +252,7 @@ class DecodeSide:
             cause_of(error),
             certain=not isinstance(error, IdleClosedError),
             room_free=isinstance(error, ConnectError),
-            unheard_seconds=unheard_of(error),
+            unheard_seconds=error.unheard_seconds,
         )
 
     async def _watch(self, fleet: FleetView, rid: str) -> None:
