@@ -90,6 +90,14 @@ def test_a_peer_that_has_moved_is_forgotten_before_it_is_asked_and_no_other_is(c
     assert asker.disconnected == [f"tcp://127.0.0.1:{closed}"]
 
 
+@pytest.mark.parametrize("binade", range(4, 24))
+def test_a_peer_is_probed_at_the_first_request_however_long_the_machine_runs(closed, monkeypatch, binade):
+    monkeypatch.setattr(flip.time, "monotonic", lambda: 1.3 * 2**binade)
+    asker = receiver(a=closed)
+    flip.forget_moved_peer(lambda _: None, asker)
+    assert not asker.kv_mgr.connection_pool
+
+
 def test_peers_are_not_probed_with_every_request(closed, monkeypatch):
     probes = []
     monkeypatch.setattr(flip, "_refuses", lambda *peer: probes.append(peer))

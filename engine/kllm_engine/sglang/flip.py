@@ -42,8 +42,8 @@ def forget_moved_peer(original: Callable[[Any], None], receiver: Any) -> None:
     with manager.connection_lock:
         known = {key: infos for key, infos in manager.connection_pool.items() if key.startswith(prefix)}
     checked = manager.__dict__.setdefault(_CHECKED_ATTRIBUTE, {})
-    now = time.monotonic()
-    if known and now - checked.get(address, now - _CHECK_SECONDS) >= _CHECK_SECONDS:
+    now, last = time.monotonic(), checked.get(address)
+    if known and (last is None or now - last >= _CHECK_SECONDS):
         checked[address] = now
         peers = {(info["rank_ip"], int(info["rank_port"])) for infos in known.values() for info in infos}
         if any(_refuses(*peer) for peer in peers):
