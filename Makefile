@@ -66,11 +66,12 @@ images: setup ## Build the operator's and the router's images and run them (root
 	@$(BIN)/python -m e2e.imagebuild
 
 .PHONY: lint
-lint: setup ## Check style and shell scripts
+lint: setup ## Check style, shell scripts and Dockerfiles
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@bash -n scripts/*.sh .ci/run
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
+	@$(BIN)/hadolint images/*.Dockerfile
 
 .PHONY: format
 format: setup ## Format the code and fix what can be fixed
