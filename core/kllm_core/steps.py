@@ -51,9 +51,14 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Drain:
-    """Send nothing new to an instance and let it finish or hand over what it has."""
+    """Send nothing new to an instance and let it finish or hand over what it has.
+
+    Attributes:
+        to: the role that it shall have then; None: it leaves.
+    """
 
     instance_id: str
+    to: Role | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ attention. The decode form is the memory traffic of one step: weights once (a), 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,6 +92,24 @@ class EngineTiming:
 
     prefill: PrefillTiming
     decode: DecodeTiming
+
+
+def parse_timing(text: str) -> EngineTiming:
+    """Read the timing out of an engine's file, whose other parts are not looked at.
+
+    Args:
+        text: JSON: `{"prefill": {"a": 0.01, "b": 1e-4, "k": 1e-9}, "decode": {"a": 0.01, "b": 2e-4, "c": 1e-8}}`.
+
+    Raises:
+        ValueError: a coefficient is missing, or is no finite number of at least 0.
+    """
+    try:
+        document = json.loads(text)
+        prefill = [float(document["prefill"][name]) for name in ("a", "b", "k")]
+        decode = [float(document["decode"][name]) for name in ("a", "b", "c")]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"it must be JSON with prefill {{a, b, k}} and decode {{a, b, c}}: {error!r}") from error
+    return EngineTiming(PrefillTiming(*prefill), DecodeTiming(*decode))
 
 
 def _check_coefficients(**coefficients: float) -> None:

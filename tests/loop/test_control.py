@@ -51,9 +51,23 @@ def test_load_on_prefill_adds_prefill_only_and_all_leave_again():
     assert world.high[1] == 1
     assert world.serving() == (1, 1)
     assert {each["role"] for each in world.of("action", step="Start")} == {"prefill"}
-    assert [event["instance"] for event in world.of("outcome", step="Stop")] == [
+    assert sorted(event["instance"] for event in world.of("outcome", step="Stop")) == sorted(
         event["instance"] for event in world.of("action", step="Drain")
-    ]
+    )
+
+
+def test_a_tick_that_does_not_end_is_seen_by_its_age():
+    async def hang():
+        await asyncio.Event().wait()
+
+    async def stuck(world):
+        assert world.control.ticking_seconds == 0
+        world.substrate.observe = hang
+        world.control.hurry()
+        await asyncio.sleep(100)
+        world.age = world.control.ticking_seconds
+
+    assert within(stuck).age == pytest.approx(100, abs=1)
 
 
 def test_load_on_decode_adds_decode_only():
@@ -76,14 +90,16 @@ def test_each_decision_is_told_once_with_its_reason_and_loads():
     world = within(steady, settings=QUICK)
     plans = world.of("plan")
 
-    assert [each["desired"] for each in plans if each["reason"] == "ScaledUp"] == [{"prefill": 2, "decode": 1}]
-    assert len(plans) <= 4
+    ups = [each["desired"] for each in plans if each["reason"] == "ScaledUp"]
+    assert [each["decode"] for each in ups] == [1]
+    assert 2 <= ups[0]["prefill"] <= 3
+    assert len(plans) <= 5
     scaled = next(each for each in plans if each["reason"] == "ScaledUp")
     assert scaled["before"] == {"prefill": 1, "decode": 1}
     assert scaled["loads"]["prefill"]["value"] > 1
     assert scaled["loads"]["prefill"]["terms"]["QueueAndPrefill"]["predicted"] > 1
     line = next(event.line for _, event in world.events if event.name == "plan" and "->" in event.line)
-    assert line.startswith("plan: prefill 1 -> 2, decode 1 (ScaledUp): prefill 1 to 2: load ")
+    assert line.startswith(f"plan: prefill 1 -> {ups[0]['prefill']}, decode 1 (ScaledUp): prefill 1 to ")
 
 
 def test_a_load_that_crosses_1_does_not_wait_for_the_tick():

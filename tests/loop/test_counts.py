@@ -6,10 +6,12 @@ import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from loop.test_control import QUICK, steps, within
 from loop.virtual_time import run_virtually
 from loop.world import World
 from plan.plan_helpers import D, P, limits
+from substrate.polling import polled
 
 from kllm_operator.loop.counts import CountsError
 
@@ -166,3 +168,36 @@ def test_while_paused_nothing_is_done_and_all_is_told():
     assert world.serving()[0] > 1
     assert world.serving()[1] == 1
     assert not world.reports[-1].paused
+
+
+@pytest.mark.parametrize("away_seconds", [0.0, 60.0], ids=["still-draining", "drained-meanwhile"])
+def test_a_new_leader_flips_what_the_one_before_it_drained_for_that(away_seconds):
+    """When it looks for the first time it has heard nothing of agents and routers."""
+
+    async def takeover():
+        world = World(settings=QUICK, bounds=limits(budget=4, most=3), counts=Pools(prefill=1, decode=3))
+        world.substrate.seconds["drain"] = 30.0
+        for role in (P, D, D, D):
+            await world.substrate.start(role)
+        await asyncio.sleep(10)
+        engines, loop = asyncio.create_task(world._engines()), asyncio.create_task(world.made().run())
+        world.rate, world.output = 10.0, 5.0
+        await polled(lambda: world.of("action", step="Drain"), every_seconds=0.1)
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await asyncio.sleep(away_seconds)
+        world.told, world.rate = {}, None
+        loop = asyncio.create_task(world.made().run())
+        await asyncio.sleep(60)
+        for task in (engines, loop):
+            task.cancel()
+        await asyncio.gather(engines, loop, return_exceptions=True)
+        await world.substrate.close()
+        return world
+
+    world = run_virtually(takeover())
+
+    (_, moved), *rest = steps(world)
+    assert rest == [("Flip", moved)]
+    assert world.serving() == (2, 2)
+    assert world.broken == []

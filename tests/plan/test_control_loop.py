@@ -96,7 +96,7 @@ def test_constant_traffic_turns_each_pool_at_most_once(rate):
 
 def test_when_work_moves_from_decode_to_prefill_an_instance_flips_instead_of_a_start():
     cheap = CapacityTimes(start_seconds=60.0, drain_seconds=5.0, switch_seconds=3.0, lost_cache_seconds=1.0)
-    loop = Loop(limits(budget=8), times=cheap).run(40, 4.0, 1000)
+    loop = Loop(limits(budget=8), times=cheap).run(40, 4.0, 1500)
     assert loop.counts[-1][1] >= 3
     loop.run(8, 4.0, 10)
     before = len(loop.steps)

@@ -62,7 +62,8 @@ def test_a_queue_that_is_worked_off_before_a_new_instance_comes_is_no_forecast_l
     judged = model(fleet(p_load=queued), traffic(1.0))
 
     assert judged.now(P).strain > 1 > judged.at(P, 1).strain
-    assert model(fleet(p_load=queued), traffic(1.0), settings=LoadSettings(horizon_seconds=1.0)).at(P, 1).strain > 1
+    soon = LoadSettings(horizon_seconds=1.0)
+    assert model(fleet(p_load=queued), traffic(8.0), settings=soon).at(P, 1).strain > 1
 
 
 def test_decode_is_judged_by_tpot_over_its_objective():

@@ -35,7 +35,7 @@ def test_a_prefill_bound_load_moves_only_prefill():
 
 
 def test_a_decode_bound_load_moves_only_decode():
-    decision = decide(model(fleet(), traffic(2.0, uncached=100.0, output=1500.0)))
+    decision = decide(model(fleet(), traffic(4.0, uncached=100.0, output=1500.0)))
 
     assert decision.desired.prefill == 1
     assert decision.desired.decode > 1
@@ -46,7 +46,7 @@ def test_it_scales_to_the_least_count_whose_forecast_load_is_under_the_aim():
     chosen = decide(judged).desired.prefill
 
     assert chosen > 5
-    assert judged.at(P, chosen).strain <= 0.9 < judged.at(P, chosen - 1).strain
+    assert judged.at(P, chosen).strain <= 1.0 < judged.at(P, chosen - 1).strain
 
 
 def test_one_decision_at_most_doubles_a_pool():
@@ -74,24 +74,28 @@ def test_a_measured_peak_asks_once_while_the_instances_start():
     assert decision.desired.reason == "AwaitingCapacity"
 
 
-def test_an_instance_goes_only_after_the_rest_would_have_done_for_the_stabilisation_time():
-    judged, state = model(fleet(prefill=3), NO_TRAFFIC), PlannerState()
+@pytest.mark.parametrize(("start_seconds", "ticks"), [(2.0, 6), (40.0, 8), (None, 12)])
+def test_what_is_too_much_goes_when_fewer_have_done_for_the_length_of_a_start_and_never_more_than_half(
+    start_seconds, ticks
+):
+    times = replace(CHEAP_FLIP, start_seconds=start_seconds)
+    judged, state = model(fleet(prefill=5), NO_TRAFFIC), PlannerState()
     seen = []
-    for tick in range(80):
-        decision = decide(judged, state=state, now=5.0 * tick)
+    for tick in range(3 * ticks + 2):
+        decision = decide(judged, state=state, now=5.0 * tick, times=times)
         state = decision.state
         judged = model(fleet(prefill=decision.desired.prefill), NO_TRAFFIC)
         seen.append(decision.desired.prefill)
 
-    assert seen == [3] * 36 + [2] * 36 + [1] * 8
+    assert seen == [5] * ticks + [2] * (ticks + 1) + [1] * (ticks + 1)
 
 
 def test_a_busy_moment_begins_the_stabilisation_time_anew():
     quiet, busy = model(fleet(prefill=2), NO_TRAFFIC), model(fleet(prefill=2), traffic(9.0, output=5.0))
     state = decide(quiet, now=0.0).state
-    state = decide(busy, now=100.0, state=state).state
+    state = decide(busy, now=50.0, state=state).state
 
-    assert decide(quiet, now=190.0, state=state).desired.prefill == 2
+    assert decide(quiet, now=90.0, state=state).desired.prefill == 2
 
 
 def test_what_does_not_serve_yet_is_given_up_sooner():
@@ -137,7 +141,7 @@ def test_nothing_goes_while_a_queue_breaks_the_objective_now_or_parked_kv_hides_
         assert decide(judged, now=1e6, state=state).desired.prefill == 4
     free = model(fleet(prefill=4), traffic(0.1, output=5.0))
     state = decide(free, now=0.0).state
-    assert decide(free, now=1e6, state=state).desired.prefill == 3
+    assert decide(free, now=1e6, state=state).desired.prefill < 4
 
 
 def test_an_unknown_load_says_so():
@@ -180,7 +184,7 @@ def short_prefill(**kwargs):
 
 
 def test_a_cheap_flip_serves_the_pool_that_is_short_from_the_one_with_too_much():
-    state = PlannerState(prefill=1, decode=3, decode_low_since=900.0)
+    state = PlannerState(prefill=1, decode=3, decode_low=((2, 960.0),))
     decision = decide(short_prefill(flippable=True), state=state, times=CHEAP_FLIP)
 
     assert counts(decision) == (2, 2)
@@ -190,15 +194,15 @@ def test_a_cheap_flip_serves_the_pool_that_is_short_from_the_one_with_too_much()
 @pytest.mark.parametrize(
     ("flippable", "times", "low_since"),
     [
-        (False, CHEAP_FLIP, 900.0),
-        (True, replace(CHEAP_FLIP, lost_cache_seconds=70.0), 900.0),
-        (True, replace(CHEAP_FLIP, switch_seconds=math.nan), 900.0),
-        (True, None, 900.0),
+        (False, CHEAP_FLIP, 960.0),
+        (True, replace(CHEAP_FLIP, lost_cache_seconds=70.0), 960.0),
+        (True, replace(CHEAP_FLIP, switch_seconds=math.nan), 960.0),
+        (True, None, 960.0),
         (True, CHEAP_FLIP, 999.0),
     ],
 )
 def test_without_a_possible_cheap_and_settled_flip_a_new_one_starts(flippable, times, low_since):
-    state = PlannerState(prefill=1, decode=3, decode_low_since=low_since)
+    state = PlannerState(prefill=1, decode=3, decode_low=((2, low_since),))
     decision = decide(short_prefill(flippable=flippable), state=state, times=times)
 
     assert counts(decision) == (2, 3)
@@ -206,7 +210,7 @@ def test_without_a_possible_cheap_and_settled_flip_a_new_one_starts(flippable, t
 
 
 def test_a_flip_stays_decided_until_it_is_done_and_is_not_decided_twice():
-    state = PlannerState(prefill=1, decode=3, decode_low_since=900.0)
+    state = PlannerState(prefill=1, decode=3, decode_low=((2, 960.0),))
     first = decide(short_prefill(flippable=True), state=state, times=CHEAP_FLIP)
     draining = model(fleet(1, 2, draining=(0, 1), flippable=True), traffic(11.0, output=5.0))
     second = decide(draining, state=first.state, times=CHEAP_FLIP, now=1005.0)
@@ -218,7 +222,7 @@ def test_a_flip_stays_decided_until_it_is_done_and_is_not_decided_twice():
 
 
 def test_with_the_budget_used_up_the_idle_pool_gives_even_without_a_flip():
-    state = PlannerState(prefill=1, decode=3, decode_low_since=900.0)
+    state = PlannerState(prefill=1, decode=3, decode_low=((2, 960.0),))
     decision = decide(short_prefill(), state=state, bounds=limits(budget=4))
 
     assert counts(decision) == (2, 2)
@@ -236,7 +240,7 @@ def test_advice_is_judged_by_what_is_there_and_is_not_remembered():
 
 def test_thresholds_that_would_oscillate_are_refused():
     with pytest.raises(ValueError, match="scale_down_below < aim_below"):
-        PlannerSettings(scale_down_below=0.95)
+        PlannerSettings(scale_down_below=1.0)
 
 
 maybe = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 2000))
@@ -263,7 +267,7 @@ def test_bounds_and_budget_hold_whatever_it_is_told(data):
     )  # fmt: skip
     forecast = Forecast(*(data.draw(maybe) for _ in range(5)), accept_length=data.draw(st.floats(allow_nan=True)))
     slow = measured(data.draw(st.floats(allow_nan=True)))
-    since = st.none() | st.floats(0, 2000)
+    since = st.lists(st.tuples(st.integers(0, 8), st.floats(0, 2000)), max_size=4).map(tuple)
     state = PlannerState(
         data.draw(st.none() | st.integers(0, 20)), data.draw(st.none() | st.integers(0, 20)),
         data.draw(since), data.draw(since), data.draw(st.none() | st.sampled_from([P, D])),
@@ -279,8 +283,8 @@ def test_bounds_and_budget_hold_whatever_it_is_told(data):
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0, 200), st.floats(0, 200), st.integers(1, 6), st.integers(1, 6), st.booleans())
 def test_more_traffic_never_asks_for_less(rate, more, prefill, decode, long_low):
-    since = 0.0 if long_low else None
-    state = PlannerState(prefill, decode, since, since)
+    low = (((prefill - 1, 0.0),), ((decode - 1, 0.0),)) if long_low else ((), ())
+    state = PlannerState(prefill, decode, *low)
     low, high = (decide(model(fleet(prefill, decode), traffic(r)), state=state) for r in (rate, rate + more))
 
     assert low.desired.prefill <= high.desired.prefill
@@ -330,7 +334,7 @@ def test_a_step_of_load_is_overshot_by_one_instance_at_most():
         state, most = decision.state, max(most, decision.desired.prefill)
         serving = min(decision.desired.prefill, serving + (tick % 4 == 3))
 
-    ideal = next(n for n in range(1, 20) if model(fleet(), traffic(rate, output=5.0)).at(P, n).strain <= 0.9)
+    ideal = next(n for n in range(1, 20) if model(fleet(), traffic(rate, output=5.0)).at(P, n).strain <= 1.0)
     assert most <= ideal + 1
 
 

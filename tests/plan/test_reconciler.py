@@ -139,7 +139,7 @@ def test_a_flip_drains_the_flippable_one_waits_and_flips_and_starts_nothing():
         else:
             small.apply(decision.step)
 
-    assert [each for each in taken if each is not None] == [Drain("d1"), Flip("d1", P)]
+    assert [each for each in taken if each is not None] == [Drain("d1", P), Flip("d1", P)]
     assert len(small.serving(P)) == len(small.serving(D)) == 2
 
 

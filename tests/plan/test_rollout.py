@@ -167,8 +167,8 @@ def test_who_a_person_wants_gone_is_replaced_first_and_then_drained():
 def test_who_a_person_wants_flipped_flips_first():
     members = [Member("d1", D, SERVING, True, 0), Member("d2", D, SERVING, True, 9, requested=Request.FLIP)]
 
-    assert step(goal(prefill=2, flip_to=P), pair(*members[:1])) == Drain("d1")
-    assert step(goal(prefill=2, decode=2, flip_to=P), pair(*members)) == Drain("d2")
+    assert step(goal(prefill=2, flip_to=P), pair(*members[:1])) == Drain("d1", P)
+    assert step(goal(prefill=2, decode=2, flip_to=P), pair(*members)) == Drain("d2", P)
 
 
 rollouts = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2))

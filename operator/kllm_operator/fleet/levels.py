@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kllm_core.objectives import Role
 from kllm_operator.fleet.histogram import percentile_seconds, total
-from kllm_operator.plan.demand import Forecast, Measurement, Stages
+from kllm_operator.plan.demand import Forecast, Measurement, Stages, Totals
 
 _ROLES = {
     "queue": Role.PREFILL,
@@ -78,12 +78,15 @@ class Levels:
         self._cached: float | None = None
         self._output: float | None = None
         self._duration = 0.0
+        self._totals: Totals | None = None
 
     def add(self, report: LevelReport) -> None:
         """Take a report; they come in the order of their times."""
         self._reports.append(report)
         while self._reports[0].at < report.at - self._settings.window_seconds:
             self._reports.popleft()
+        routers = len({each.router for each in self._reports if report.at - each.at <= self._settings.silent_seconds})
+        self._totals = _with(self._totals, report, routers)
         self._remember()
 
     def forecast(self, now: float) -> Forecast:
@@ -97,6 +100,7 @@ class Levels:
             uncached_tokens=None if prompt is None else max(0.0, prompt - (cached or 0.0)),
             cached_tokens=cached,
             output_tokens=self._output,
+            totals=self._totals,
         )
 
     def stages(self, now: float, *, percentile: int, changed_age_seconds: Callable[[Role], float | None]) -> Stages:
@@ -136,7 +140,7 @@ class Levels:
         arrived, arrivals = self._newest(lambda each: each.arrivals)
         if arrivals:
             self._prompt = sum(each.prompt_tokens for each in arrived) / arrivals
-        over, ended = self._newest(lambda each: sum(each.stages["ttft"].counts) if "ttft" in each.stages else 0)
+        over, ended = self._newest(_ended)
         if ended:
             self._cached = sum(each.cached_tokens for each in over) / ended
             self._output = sum(each.output_tokens for each in over) / ended
@@ -152,6 +156,23 @@ class Levels:
             if count >= self._settings.mean_requests:
                 break
         return taken, count
+
+
+def _ended(report: LevelReport) -> int:
+    return sum(report.stages["ttft"].counts) if "ttft" in report.stages else 0
+
+
+def _with(totals: Totals | None, report: LevelReport, routers: int) -> Totals:
+    before = totals or Totals(report.at)
+    return Totals(
+        at=max(before.at, report.at),
+        seconds=before.seconds + report.seconds / routers,
+        arrivals=before.arrivals + report.arrivals,
+        prompt_tokens=before.prompt_tokens + report.prompt_tokens,
+        ended=before.ended + _ended(report),
+        cached_tokens=before.cached_tokens + report.cached_tokens,
+        output_tokens=before.output_tokens + report.output_tokens,
+    )
 
 
 def _mean(reports: list[LevelReport], name: str) -> float:

@@ -91,7 +91,9 @@ def _instance(seen: Observed, told: Told | None, now: float, unflippable: bool) 
     # A slot on its way is no capacity on its way.
     state = InstanceState.SLOT if seen.slot and seen.state is InstanceState.STARTING else seen.state
     if told is None:
-        return Instance(seen.id, seen.role, state)
+        # What drains to flip could flip when that was decided, and is not to be stopped before its agent was heard.
+        flippable = seen.draining_to is not None and not unflippable and not seen.outdated
+        return Instance(seen.id, seen.role, state, flippable=flippable)
     load = told.load
     if load is not None:
         load = replace(load, age_seconds=load.age_seconds + max(0.0, now - told.heard_at))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -15,7 +15,7 @@ from kllm_core.steps import DesiredCounts, Prepare, Request, Start, StepDecision
 from kllm_operator.fleet.snapshot import Snapshot
 from kllm_operator.loop.capacity import CapacityBook
 from kllm_operator.loop.counts import Counts, CountsError, MemoryCounts
-from kllm_operator.loop.crashes import Crashes
+from kllm_operator.loop.crashes import Crashes, StoppedRollout
 from kllm_operator.loop.deciding import Deciding, Scaled
 from kllm_operator.loop.events import CountsNotWritten, Ended, Event, Planned, Requested, Rollout
 from kllm_operator.loop.hands import Hands
@@ -43,6 +43,10 @@ _LOOK_SECONDS = 1.0
 """Least time between two looks at loads that may have crossed 1: agents report that often."""
 
 
+async def _at_once() -> None:
+    """No turn to wait for."""
+
+
 class Control:
     """Looks, plans and acts, tick by tick. Belongs to one event loop.
 
@@ -54,7 +58,9 @@ class Control:
         publish: gets the state of both pools after each tick.
         settings: of the loop and the planner.
         counts: where the desired counts are kept; in memory if left out.
+        stopped: rollouts that were stopped before this loop began, and are as long as their revision is to be made.
         clock: monotonic seconds; that of the event loop if left out.
+        turn: waited for before each tick, so that many loops of one process do not tick at once.
     """
 
     def __init__(
@@ -67,14 +73,19 @@ class Control:
         publish: Callable[[Report], None] = lambda _: None,
         settings: LoopSettings | None = None,
         counts: Counts | None = None,
+        stopped: Mapping[Role, StoppedRollout] | None = None,
         clock: Callable[[], float] | None = None,
+        turn: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._substrate, self._heard, self._tell, self._publish = substrate, heard, tell, publish
         self._settings = settings or LoopSettings()
         self._counts = counts or MemoryCounts()
         self._clock = clock or asyncio.get_running_loop().time
+        self._turn = turn or _at_once
         self._book = CapacityBook(scaled.start_seconds)
         self._crashes = Crashes(self._settings.restarts)
+        for role, rollout in (stopped or {}).items():
+            self._crashes.recall(role, rollout)
         self._deciding = Deciding(scaled, self._settings, heard=heard, book=self._book)
         self._looking = Looking(
             substrate, heard, book=self._book, crashes=self._crashes, tell=tell, clock=self._clock,
@@ -87,8 +98,9 @@ class Control:
         self._paused = False
         self._said: tuple[object, ...] = ()
         self._answered: dict[str, tuple[Request, bool]] = {}
-        self._stopped: frozenset[Role] = frozenset()
+        self._stopped = frozenset(stopped or ())
         self._unwritten = ""
+        self._began_at: float | None = None
         self._decided_at = {role: self._clock() for role in Role}
         self._wake, self._urgent = asyncio.Event(), asyncio.Event()
         substrate.subscribe(self.hurry)
@@ -125,11 +137,17 @@ class Control:
         self._urgent.set()
         self._wake.set()
 
+    @property
+    def ticking_seconds(self) -> float:
+        """For how long the present tick lasts; 0 between two."""
+        return 0.0 if self._began_at is None else self._clock() - self._began_at
+
     async def run(self) -> None:
         """Tick until cancelled: in time, when the substrate changes, and when a load crosses 1."""
         try:
             while True:
                 try:
+                    await self._turn()
                     self._urgent.clear()
                     await self.tick()
                     await self._until_due()
@@ -141,15 +159,20 @@ class Control:
 
     async def tick(self) -> None:
         """Look, plan, and take the steps that are possible now."""
-        now = self._clock()
+        self._began_at = self._clock()
+        try:
+            await self._tick(self._began_at)
+        finally:
+            self._began_at = None
+
+    async def _tick(self, now: float) -> None:
         seen = await self._look()
         limits, asked = self._limits(), self._counts.read()
         decided, flips = self._decide(seen, now, limits=limits, asked=asked)
         desired = await self._settle(decided, seen, limits, asked)
         wanted = Goal(desired, limits, None if decided.advise_only else decided.flip_to)
         await self._answer(flips, seen)
-        idle = StepDecision(None, "Paused", "no step is taken") if self._paused else await self._act(wanted)
-        seen = await self._look()
+        idle, seen = await self._act(wanted)
         stopped = stopped_roles(self._now(wanted), seen.members)
         self._say_stopped(stopped)
         held = self._crashes.held_back(self._clock())
@@ -166,7 +189,7 @@ class Control:
                     )
                     for role in Role
                 },
-                requests=self._waiting(flips, seen, idle),
+                requests=self._waiting(flips, seen, idle), why=decided.why,
             )
         )  # fmt: skip
 
@@ -181,18 +204,18 @@ class Control:
                 async with asyncio.timeout(left):
                     await self._wake.wait()
             if self._wake.is_set() and not self._urgent.is_set():
-                if await self._crosses():
+                if self._crosses():
                     return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(_LOOK_SECONDS, max(0.0, due - self._clock()))):
                         await self._urgent.wait()
 
-    async def _crosses(self) -> bool:
-        """Whether a load is above 1 that was not at the last decision."""
+    def _crosses(self) -> bool:
+        """Whether a load is above 1 that was not at the last decision. Changes of instances hurry the loop anyway."""
         last = self._deciding.last
         if last is None:
             return True
-        model = self._deciding.model(await self._look(), self._clock())
+        model = self._deciding.model(self._looking.listen(unflippable=self._hands.unflippable), self._clock())
         bound = self._settings.planner.scale_up_above
         return any((model.now(before.role).strain or 0.0) > bound >= (before.strain or 0.0) for before in last.loads)
 
@@ -225,7 +248,7 @@ class Control:
         said = (desired.prefill, desired.decode, trouble, decided.flip_to)
         if said != self._said:
             self._said = said
-            self._tell(Planned(before, desired, decided.loads, decided.flip_to, decided.advise_only))
+            self._tell(Planned(before, desired, decided.loads, decided.flip_to, decided.advise_only, decided.why))
 
     async def _settle(
         self, decided: Plan, seen: Snapshot, limits: Limits, asked: Mapping[Role, int] | None
@@ -253,11 +276,14 @@ class Control:
         held_back = frozenset(self._crashes.held_back(self._clock()))
         return replace(goal, held_back=held_back, failing=self._crashes.failing)
 
-    async def _act(self, wanted: Goal) -> StepDecision:
-        """Take steps until none is left to be taken; returns the last decision, or the first start that was impossible.
+    async def _act(self, wanted: Goal) -> tuple[StepDecision, Snapshot]:
+        """Take steps until none is left to be taken; the last decision, and all instances as they are then.
 
         A role in which nothing can be started starts nothing more in this tick, and the other one does not wait for it.
+        In place of the last decision the first start is returned that was impossible.
         """
+        if self._paused:
+            return StepDecision(None, "Paused", "no step is taken"), await self._look()
         decision = StepDecision(None, "Unsafe", "the rules would break a promise")
         impossible: StepDecision | None = None
         self._hands.troubles.clear()
@@ -269,15 +295,15 @@ class Control:
             except UnsafeStepError as error:
                 # What serves goes on serving; the next tick looks again.
                 _log.exception("UnsafeStep", error=str(error))
-                return decision
+                return decision, seen
             if decision.step is None or self._paused:
-                break
+                return impossible or decision, seen
             role = self._role(decision, seen)
             if not await self._hands.carry_out(decision, role, decided_at=self._asked_at(decision, wanted)):
                 if not isinstance(decision.step, Start | Prepare):
                     break
                 impossible = impossible or decision
-        return impossible or decision
+        return impossible or decision, await self._look()
 
     def _role(self, decision: StepDecision, seen: Snapshot) -> Role:
         if isinstance(decision.step, Start | Prepare):

@@ -67,6 +67,18 @@ class LastFailure:
     message: str
 
 
+@dataclass(frozen=True)
+class StoppedRollout:
+    """A revision that is not tried any more.
+
+    Attributes:
+        message: how it failed last.
+    """
+
+    revision: str
+    message: str
+
+
 @dataclass
 class _Row:
     revision: str = ""
@@ -87,6 +99,12 @@ class Crashes:
         """From here on starts make this revision; what was known of another one says nothing of it."""
         if self._rows[role].revision != revision:
             self._rows[role] = _Row(revision)
+
+    def recall(self, role: Role, stopped: StoppedRollout) -> None:
+        """Another leader saw this revision fail too often."""
+        last = LastFailure("", stopped.message)
+        failures = self.settings.rollout_failures
+        self._rows[role] = _Row(stopped.revision, failures, message=stopped.message, last=last)
 
     def forget(self) -> None:
         """A person has seen to it: try again at once."""

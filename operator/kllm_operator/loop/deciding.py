@@ -18,6 +18,7 @@ from kllm_operator.plan.demand import Demand
 from kllm_operator.plan.fit import Fit
 from kllm_operator.plan.load import LoadModel
 from kllm_operator.plan.members import Limits
+from kllm_operator.plan.outlook import Course
 from kllm_operator.plan.planner import Plan, PlannerState, plan
 from kllm_operator.plan.requests import Flips, asked_flips
 
@@ -32,6 +33,8 @@ class Scaled:
         advise_only: others write the counts; the planner only says what it would do.
         timing: of the engines, as far as it is known; None: it is learned.
         start_seconds: what a new start took before; None is unknown.
+        prior: what learning begins with.
+        one_pool: instances of decode compute prompts, too, and prefill has none.
     """
 
     objectives: Objectives
@@ -39,6 +42,8 @@ class Scaled:
     advise_only: bool = False
     timing: EngineTiming | None = None
     start_seconds: float | None = None
+    prior: EngineTiming = PRIOR
+    one_pool: bool = False
 
 
 class Deciding:
@@ -59,11 +64,12 @@ class Deciding:
         self.last: Plan | None = None
         self._heard, self._book = heard, book
         self._fit = _fit(scaled)
+        self._course = Course()
         self._state = PlannerState()
 
     def change(self, scaled: Scaled, settings: LoopSettings) -> None:
         """Go on with another spec; what was learned stays, unless the engines' timing is told differently."""
-        if scaled.timing != self.scaled.timing:
+        if (scaled.timing, scaled.prior) != (self.scaled.timing, self.scaled.prior):
             self._fit = _fit(scaled)
         self.scaled, self.settings = scaled, settings
 
@@ -71,7 +77,7 @@ class Deciding:
         """What loads follow from."""
 
         def age(role: Role) -> float | None:
-            return self._book.changed_age_seconds(role, now=now)
+            return self._book.changed_age_seconds(Role.DECODE if self.scaled.one_pool else role, now=now)
 
         objectives = self.scaled.objectives
         stages = self._heard.stages(now, percentile=objectives.percentile, changed_age_seconds=age)
@@ -79,7 +85,12 @@ class Deciding:
         settings, start = self.settings.load, self._book.start_seconds(_source(seen))
         if start is not None:
             settings = replace(settings, horizon_seconds=max(self.settings.tick_seconds, start))
-        return LoadModel(objectives, seen.fleet, demand, self._fit.timing, settings)
+        ahead, course = self.settings.outlook, self._course.observe(demand.forecast, now)
+        lead = settings.horizon_seconds + self.settings.tick_seconds + ahead.lead_margin_seconds
+        return LoadModel(
+            objectives, seen.fleet, demand, self._fit.timing, settings,
+            outlook=course.ahead(lead, ahead.forecast_quantile), one_pool=self.scaled.one_pool,
+        )  # fmt: skip
 
     def decide(
         self, seen: Snapshot, now: float, *, limits: Limits, asked: Mapping[Role, int] | None, advise: bool
@@ -94,14 +105,17 @@ class Deciding:
             advise: what is decided is not carried out.
         """
         forecast = self._heard.forecast(now)
-        self._fit = self._fit.learn(seen.fleet, forecast, fresh_seconds=self.settings.tick_seconds)
+        self._course = self._course.observe(forecast, now)
+        ahead = self._course.ahead(0.0, self.settings.outlook.forecast_quantile)
+        told = forecast if ahead is None else ahead.by_now(forecast)
+        self._fit = self._fit.learn(seen.fleet, told, fresh_seconds=self.settings.tick_seconds)
         model = self.model(seen, now)
         donor = min(Role, key=lambda role: model.now(role).strain or 0.0)
         times = self._book.times(
             donor, source=_source(seen), forecast=forecast, timing=self._fit.timing, fleet=seen.fleet
         )
         decided = plan(
-            model, now=now, limits=limits, state=self._begun(asked or {}), times=times,
+            model, now=now, limits=limits, state=self._begun(asked or {}, seen), times=times,
             settings=self.settings.planner, advise_only=advise,
         )  # fmt: skip
         self._state = decided.state
@@ -126,17 +140,20 @@ class Deciding:
         there = {role: sum(each.role is role for each in members) for role in Role}
         return bounded(asked, limits, there=there)
 
-    def _begun(self, asked: Mapping[Role, int]) -> PlannerState:
+    def _begun(self, asked: Mapping[Role, int], seen: Snapshot) -> PlannerState:
+        """What the planner remembers, and what there is to be seen of what another leader's has begun."""
         state = self._state
+        draining_to = (each.draining_to for each in seen.observed if each.draining_to and not each.ending)
         return replace(
             state,
+            flip_to=state.flip_to or next(draining_to, None),
             prefill=asked.get(Role.PREFILL) if state.prefill is None else state.prefill,
             decode=asked.get(Role.DECODE) if state.decode is None else state.decode,
         )
 
 
 def _fit(scaled: Scaled) -> Fit:
-    return Fit(scaled.timing or PRIOR, exact=scaled.timing is not None)
+    return Fit(scaled.timing or scaled.prior, exact=scaled.timing is not None)
 
 
 def _source(seen: Snapshot) -> StartFrom:

@@ -9,6 +9,7 @@ from kllm_core.objectives import Load, Role
 from kllm_core.steps import DesiredCounts, Prepare, Request, Start, Step
 from kllm_operator.loop.capacity import Arrival
 from kllm_operator.plan.role_load import RoleLoad
+from kllm_operator.plan.why import Why
 
 
 class Event(Protocol):
@@ -32,6 +33,7 @@ class Planned:
 
     Attributes:
         advise_only: nobody carries it out.
+        why: what it was weighed against.
     """
 
     before: DesiredCounts | None
@@ -39,6 +41,7 @@ class Planned:
     loads: tuple[RoleLoad, RoleLoad]
     flip_to: Role | None = None
     advise_only: bool = False
+    why: Why | None = None
     name: str = "plan"
 
     @property

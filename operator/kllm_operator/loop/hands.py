@@ -123,6 +123,6 @@ class Hands:
             await self._substrate.stop(step.instance_id)
         elif isinstance(step, Flip):
             return await self._substrate.flip(step.instance_id, step.to)
-        elif not await self._substrate.drain(step.instance_id, deadline_seconds=self.drain_seconds):
+        elif not await self._substrate.drain(step.instance_id, deadline_seconds=self.drain_seconds, to=step.to):
             raise SubstrateError(f"not empty after {self.drain_seconds:.0f} s; it may be stopped now")
         return None

@@ -26,7 +26,7 @@ class Heard(Protocol):
         """The last word of each agent, by instance."""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Have a function called after each report."""
+        """Have a function called after each report that tells something new."""
 
     def follow(self, addresses: Mapping[str, str]) -> None:
         """Follow exactly these agents: host:port by instance."""
@@ -83,6 +83,7 @@ class Looking:
     ) -> None:
         self._substrate, self._heard, self._book, self._crashes = substrate, heard, book, crashes
         self._tell, self._clock, self.trust = tell, clock, trust
+        self._observed: Sequence[Observed] = ()
         self._failed: set[str] = set()
         self._served_since: dict[str, float] = {}
         self._starts: dict[Role, LastStart] = {}
@@ -94,7 +95,7 @@ class Looking:
             unflippable: instances whose switch of role was refused or failed.
         """
         now = self._clock()
-        observed = await self._substrate.observe()
+        observed = self._observed = await self._substrate.observe()
         self._heard.follow({each.id: each.agent for each in observed if each.agent and not each.ending})
         for role in Role:
             self._crashes.expect(role, self._substrate.revision(role))
@@ -118,6 +119,18 @@ class Looking:
         self._failed &= {each.id for each in seen.observed}
         self._served_since = since
         return seen
+
+    def listen(self, *, unflippable: frozenset[str]) -> Snapshot:
+        """The instances of the last look, with what they have told since; what has become of them is not noticed.
+
+        Args:
+            unflippable: instances whose switch of role was refused or failed.
+        """
+        now = self._clock()
+        unproven = self._unproven(self._observed, now)
+        return snapshot(
+            self._observed, self._heard.told, now=now, unflippable=unflippable, unproven=unproven, trust=self.trust
+        )
 
     def last_start(self, role: Role, seen: Snapshot) -> LastStart | None:
         """The last start in a role, as far as anything shows it."""

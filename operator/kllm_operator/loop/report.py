@@ -12,10 +12,12 @@ from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts, StepDecision
 from kllm_operator.fleet.snapshot import Snapshot
 from kllm_operator.fleet.told import Told
+from kllm_operator.loop.account import why_document
 from kllm_operator.loop.crashes import LastFailure, Pause
 from kllm_operator.loop.events import load_document
 from kllm_operator.loop.looking import LastStart
 from kllm_operator.plan.role_load import RoleLoad
+from kllm_operator.plan.why import Why
 
 _WARMING = frozenset({InstanceState.GATED, InstanceState.STARTING})
 _LIMITED = frozenset({"ScalingLimited", "MaxReplicasReached", "BudgetExhausted"})
@@ -141,6 +143,7 @@ class Report:
         idle: why no further step is taken.
         limited: why counts are not what load, or somebody, asks for; None when they are.
         requests: why what people asked for is not done yet, by instance.
+        why: what the plan was weighed against.
     """
 
     desired: DesiredCounts
@@ -153,6 +156,7 @@ class Report:
     limited: Limited | None
     pools: Mapping[Role, PoolReport]
     requests: Mapping[str, str]
+    why: Why | None = None
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -160,6 +164,9 @@ class Report:
             "version": 1,
             "reason": self.desired.reason,
             "message": self.desired.message,
+            "paused": self.paused,
+            "waits_for": {"reason": self.idle.reason, "message": self.idle.message},
+            "why": None if self.why is None else why_document(self.why),
             "pools": {load.role.value: self._pool(load.role, load) for load in self.loads},
             "instances": {
                 each.id: {

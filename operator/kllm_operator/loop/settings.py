@@ -9,7 +9,7 @@ from typing import Any
 from kllm_operator.fleet.levels import LevelSettings
 from kllm_operator.fleet.snapshot import Trust
 from kllm_operator.loop.crashes import RestartSettings
-from kllm_operator.plan.settings import LoadSettings, PlannerSettings
+from kllm_operator.plan.settings import LoadSettings, OutlookSettings, PlannerSettings
 
 _LEAST_TICK_SECONDS = 0.1
 """A decision takes some milliseconds; below this the loop would use a processor for nothing, since engines tell their
@@ -30,6 +30,7 @@ class LoopSettings:
     """Seconds after which an instance that does not get empty may be stopped with what it has, 300. Shorter cuts long
     answers, which then go on elsewhere; longer keeps what nobody needs."""
     load: LoadSettings = field(default_factory=LoadSettings)
+    outlook: OutlookSettings = field(default_factory=OutlookSettings)
     planner: PlannerSettings = field(default_factory=PlannerSettings)
     restarts: RestartSettings = field(default_factory=RestartSettings)
     trust: Trust = field(default_factory=Trust)
@@ -47,7 +48,7 @@ class LoopSettings:
         Raises:
             SettingError: there is no such setting, or its value is not possible.
         """
-        names = ("load", "planner", "restarts", "levels")
+        names = ("load", "outlook", "planner", "restarts", "levels")
         parts: dict[str, Any] = {name: getattr(self, name) for name in names}
         changes: dict[str, Any] = {}
         for name, value in values.items():

@@ -8,7 +8,7 @@ from kllm_core.fleet import EngineLoad
 def blocked(load: EngineLoad) -> bool:
     """Whether a prefill instance computes nothing new because parked KV is at its limit: decode's fault."""
     parked, limit = load.parked_tokens, load.parked_limit_tokens
-    return parked is not None and limit is not None and parked >= limit
+    return parked is not None and limit is not None and parked >= max(1, limit)
 
 
 def full(load: EngineLoad) -> bool:

@@ -76,17 +76,43 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What will arrive until capacity that is asked for now serves; None is unknown, 0 is no traffic.
+class Totals:
+    """Sums since whoever counts began to; they never fall while it goes on.
 
     Attributes:
-        requests_per_second: the highest rate in that time.
+        at: of the last report in them, in seconds on the owner's clock.
+        seconds: that they cover: of silence nothing is known.
+        arrivals: requests that came, those that were rejected included.
+        prompt_tokens: of those.
+        ended: requests that ended with an answer.
+        cached_tokens: prompt tokens of those that caches spared.
+        output_tokens: of those.
+    """
+
+    at: float
+    seconds: float = 0.0
+    arrivals: int = 0
+    prompt_tokens: int = 0
+    ended: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What arrives, or will; None is unknown, 0 is no traffic.
+
+    Attributes:
+        requests_per_second: the rate.
         uncached_tokens: prompt tokens to compute per request, mean.
         long_uncached_tokens: the same at the objective's percentile; None: the mean.
         cached_tokens: prompt tokens that caches spare per request, mean.
         output_tokens: per request, mean.
         accept_length: tokens per sequence and decode step.
         complete: whether all routers have told; if not, more may arrive than this.
+        gap_variation: squared coefficient of variation of the gaps between requests; 1 is that of chance.
+        prompt_variation: the same of the lengths of prompts; None is unknown.
+        totals: what rate and means come from; None: they count as seen as they are.
     """
 
     requests_per_second: float | None = None
@@ -96,6 +122,9 @@ class Forecast:
     output_tokens: float | None = None
     accept_length: float = 1.0
     complete: bool = True
+    gap_variation: float = 1.0
+    prompt_variation: float | None = None
+    totals: Totals | None = None
 
 
 @dataclass(frozen=True)

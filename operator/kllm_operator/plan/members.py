@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,12 +68,14 @@ class PoolLimits:
     Attributes:
         gpus: accelerators of one instance, or of one slot.
         slots: that are kept ready beside the instances, as long as the budget has room for them.
+        price: of one accelerator and hour, in any unit that both pools share.
     """
 
     min_replicas: int = 1
     max_replicas: int = 1
     gpus: int = 1
     slots: int = 0
+    price: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas:
@@ -83,6 +86,8 @@ class PoolLimits:
             raise ValueError(f"gpus must not be negative, got {self.gpus}")
         if self.slots < 0:
             raise ValueError(f"slots must not be negative, got {self.slots}")
+        if not (math.isfinite(self.price) and self.price >= 0):
+            raise ValueError(f"price must be a finite number, not negative, got {self.price}")
 
     def clamp(self, count: int) -> int:
         """The nearest count within the limits."""
@@ -124,6 +129,10 @@ class Limits:
     def gpus(self, prefill: int, decode: int) -> int:
         """Accelerators of so many instances."""
         return prefill * self.prefill.gpus + decode * self.decode.gpus
+
+    def cost(self, prefill: int, decode: int) -> float:
+        """Price of an hour of so many instances."""
+        return prefill * self.prefill.gpus * self.prefill.price + decode * self.decode.gpus * self.decode.price
 
     def fits(self, gpus: int) -> bool:
         """Whether the budget allows so many accelerators."""

@@ -11,6 +11,9 @@ from statistics import NormalDist
 
 from kllm_core.timing import DecodeTiming
 
+_PARTS = 8
+"""That the time ahead is taken in; the batch of twice as many differs by a few percent."""
+
 
 def waiting_seconds(
     *,
@@ -20,20 +23,23 @@ def waiting_seconds(
     percentile: int,
     saturation: float,
     horizon_seconds: float,
-) -> float:
-    """Percentile of the time in a queue before `servers` equal ones.
+    variation: float = 1.0,
+) -> tuple[float, float]:
+    """Mean and percentile of the time in a queue before `servers` equal ones.
 
     Sakasegawa's approximation: a request waits with probability u^(√(2(n+1)) - 1), and then exponentially long with
-    mean service/(n·(1 - u)), where u is the utilisation.
+    mean variation·service/(n·(1 - u)), where u is the utilisation, and variation the mean of the squared coefficients
+    of variation of gaps and services (Allen and Cunneen); 1 where both are exponential.
     """
     utilisation = requests_per_second * service_seconds / servers
     within = min(utilisation, saturation)
     if within <= 0:
-        return 0.0
+        return 0.0, 0.0
     waits = (math.sqrt(2 * (servers + 1)) - 1) * math.log(within)
-    mean = service_seconds / (servers * (1 - within))
+    mean = variation * service_seconds / (servers * (1 - within))
     tail = mean * max(0.0, waits - math.log(1 - percentile / 100))
-    return tail + (utilisation - within) * horizon_seconds
+    grown = (utilisation - within) * horizon_seconds
+    return mean * math.exp(waits) + grown, tail + grown
 
 
 def decode_batch(
@@ -51,7 +57,8 @@ def decode_batch(
     """Percentile of the sequences that decode together on one of `servers` equal instances.
 
     By Little's law batch = rate · output · step/accept, with step = a + g·batch; so batch = x·a/(1 - x·g), where x is
-    the number of steps asked for per second. The spread around it is Poisson's.
+    the number of steps asked for per second. The spread around it is Poisson's, of all instances together: requests go
+    to the one with the smallest batch.
     """
     steps = requests_per_second * output_tokens / (servers * accept_length)
     per_sequence = timing.b + timing.c * context_tokens
@@ -59,5 +66,34 @@ def decode_batch(
     batch = within * timing.a / (1 - within * per_sequence)
     if steps > within:
         batch += (steps - within) * accept_length / output_tokens * horizon_seconds
-    spread = max(0.0, NormalDist().inv_cdf(percentile / 100))
-    return batch + spread * math.sqrt(batch)
+    return with_spread(batch, servers=servers, percentile=percentile)
+
+
+def batch_after(
+    timing: DecodeTiming,
+    batch: float,
+    *,
+    seconds: float,
+    requests_per_second: float,
+    output_tokens: float,
+    context_tokens: float,
+    accept_length: float,
+    servers: int,
+) -> float:
+    """Mean batch on one of `servers` equal instances so many seconds from now, without its spread.
+
+    Answers last: a batch grows by what arrives and shrinks by what ends, batch · accept / (output · step) per second,
+    and so reaches its steady state only in the time of an answer.
+    """
+    part = seconds / _PARTS
+    per_sequence = timing.b + timing.c * context_tokens
+    for _ in range(_PARTS):
+        # The rate of ends is taken at the end of each part, so that no length of it makes the batch swing.
+        ends = accept_length / (output_tokens * (timing.a + per_sequence * batch) or math.inf)
+        batch = (batch + part * requests_per_second / servers) / (1 + part * ends)
+    return batch
+
+
+def with_spread(batch: float, *, servers: int, percentile: int) -> float:
+    """The percentile of a batch whose mean is known."""
+    return batch + max(0.0, NormalDist().inv_cdf(percentile / 100)) * math.sqrt(batch / servers)

@@ -74,7 +74,7 @@ class _Rules:
             return None
         if chosen.state is InstanceState.SERVING:
             says = self.pools.says(to, f"{chosen.id} shall become {to}")
-            return StepDecision(Drain(chosen.id), "DrainToFlip", says)
+            return StepDecision(Drain(chosen.id, to), "DrainToFlip", says)
         if chosen.empty:
             return StepDecision(Flip(chosen.id, to), "FlipDrained", self.pools.says(to, f"{chosen.id} is empty"))
         return None

@@ -39,27 +39,58 @@ class LoadSettings:
 
 
 @dataclass(frozen=True)
+class OutlookSettings:
+    """How far ahead demand is looked at, and how much of what may come is provided for."""
+
+    forecast_quantile: float = 0.8
+    """Probability with which demand stays under what is provided for, 0.8: what it exceeds it by is mostly little, and
+    queues take that. Higher buys head-room with GPU time, the more the longer starts take."""
+    lead_margin_seconds: float = 5.0
+    """Seconds beyond a start and a tick that are looked ahead, 5: some starts take longer than the last ones did, and
+    what arrives is told with a second's delay."""
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.forecast_quantile < 1:
+            raise ValueError(f"forecast_quantile must be at least 0.5 and below 1, got {self.forecast_quantile}")
+        if not self.lead_margin_seconds >= 0:
+            raise ValueError(f"lead_margin_seconds must not be negative, got {self.lead_margin_seconds}")
+
+
+@dataclass(frozen=True)
 class PlannerSettings:
     """When counts change. Loads are over their limits here: 1.0 is the boundary."""
 
     scale_up_above: float = 1.0
     """Load above which instances are added, 1.0: the boundary of the objective. Lower buys head-room with GPU time."""
-    aim_below: float = 0.9
-    """Load that an added count must reach, 0.9. At 1.0 the next fluctuation would add another one."""
-    scale_down_below: float = 0.7
-    """Load that the remaining instances must stay under, 0.7. Close to `scale_up_above` counts oscillate; far below it
+    aim_below: float = 1.0
+    """Load that an added count must reach, 1.0: what may come beyond the forecast is in its quantile. Lower adds more
+    at a time, and takes back what was too much."""
+    scale_down_below: float = 0.8
+    """Load that the remaining instances must stay under, 0.8. Close to `scale_up_above` counts oscillate; far below it
     instances stay for nothing."""
-    stabilisation_seconds: float = 180.0
-    """Seconds for which that must have held before each instance that goes, 180: some times the length of a start. Too
-    short: a pause between two waves costs a start. Too long: idle GPU time."""
+    spare: float = 0.15
+    """Part by which demand may exceed the forecast before the remaining instances would be too few, 0.15. A load says
+    little of how far its boundary is: a queue is short until just before it is endless. Too low: counts oscillate."""
+    stabilisation_starts: float = 1.0
+    """Time for which fewer must have been enough before they are, in lengths of a start, 1.0: an instance that is kept
+    for as long as its return would take costs at most twice what the best choice would have, whatever comes."""
+    stabilisation_seconds: float = 30.0
+    """The same in seconds, whichever is more, 30: six ticks. Too short: counts follow what is chance, and each change
+    has work for people who want to know why."""
     cancel_seconds: float = 15.0
     """The same for an instance that does not serve yet, 15: three ticks. Giving it up costs a later start at most."""
     rebalance_seconds: float = 30.0
     """The same when the other pool is short and can use the GPUs, 30: six ticks. Too short: a burst of long prompts
     moves instances there and back."""
+    zero_after_seconds: float = 600.0
+    """Seconds without a request after which a service whose minReplicas are 0 has no instance any more, 600. Shorter
+    saves GPU time; each first request after it waits for a start."""
     growth_factor: float = 2.0
-    """Most that a pool grows in one decision, 2.0 times, and always by up to two. One bad forecast would otherwise take
-    the whole budget; a true one is followed in a few ticks."""
+    """Most that a pool grows in one decision, 2.0 times, and always by up to two; it shrinks by no more. One bad
+    forecast would otherwise take the whole budget; a true one is followed in a few ticks."""
+    growth_seconds: float = 5.0
+    """Seconds in which it grows by that and no more, 5: a tick. Decisions follow one another at once where something
+    changes, and what they know does not."""
 
     measured_step: int = 1
     """Instances that a measured overload adds where the prediction sees none, 1, each time that all before it serve.
@@ -75,3 +106,5 @@ class PlannerSettings:
             raise ValueError(f"measured_step must be at least 1, got {self.measured_step}")
         if self.growth_factor < 1:
             raise ValueError(f"growth_factor must be at least 1, got {self.growth_factor}")
+        if self.spare < 0:
+            raise ValueError(f"spare must not be negative, got {self.spare}")
