@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import grpc.aio
@@ -57,10 +57,17 @@ class AgentProcess:
         self.address = ""
         self._channel: grpc.aio.Channel | None = None
 
-    async def start(self, *flags: str, role: str = "prefill", engine_args: dict[str, Any] | None = None) -> None:
+    async def start(
+        self,
+        *flags: str,
+        role: str = "prefill",
+        engine_args: dict[str, Any] | None = None,
+        program: Sequence[str] = (*PYTHON, "-m", "kllm_engine.main"),
+        stderr: IO[bytes] | None = None,
+    ) -> None:
         """Start it and wait until it listens."""
         zygote = ["--role", role, "--zygote", str(self.run_dir / "zygote.sock")]
-        await self._start([*PYTHON, "-m", "kllm_engine.main"], *zygote, *flags, engine_args=engine_args)
+        await self._start(program, *zygote, *flags, engine_args=engine_args, stderr=stderr)
 
     async def start_slot(self, *flags: str, engine_args: dict[str, Any] | None = None, **environment: str) -> None:
         """Start it as a slot whose own zygote forks fake engines, and wait until it listens."""
@@ -69,10 +76,11 @@ class AgentProcess:
 
     async def _start(
         self,
-        program: list[str],
+        program: Sequence[str],
         *flags: str,
         engine_args: dict[str, Any] | None,
         environment: dict[str, str] | None = None,
+        stderr: IO[bytes] | None = None,
     ) -> None:
         token_file = self.run_dir / "token"
         token_file.write_text(TOKEN)
@@ -84,7 +92,7 @@ class AgentProcess:
             "--heartbeat-timeout-seconds", "1.5", "--hang-grace-seconds", "1", *flags,
         ]  # fmt: skip
         self.process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, env=os.environ | (environment or {})
+            *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, env=os.environ | (environment or {})
         )
         self.address = (await self.event("listening"))["agent"]
 

@@ -5,8 +5,10 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from engine_agent.harness import until
 
+from kllm_engine.agent.exceptions import DeadError
 from kllm_engine.agent.plugin_link import PluginLink
 from kllm_engine.messages import Heartbeat, Message, encode
 
@@ -39,6 +41,20 @@ async def test_messages_come_in_order_and_what_cannot_be_read_does_not_stop_them
     with suppress(asyncio.CancelledError):
         await running
     assert not path.exists()
+
+
+async def test_a_message_that_cannot_be_handled_ends_it_with_an_error(run_dir: Path) -> None:
+    """Whoever runs it must know that nothing more is heard."""
+
+    def break_down(message: Message) -> None:
+        raise KeyError(message.loops)
+
+    link = PluginLink(run_dir / "a.plugin.sock", break_down)
+    running = asyncio.create_task(link.run())
+    with _connected(run_dir / "a.plugin.sock") as channel:
+        channel.send(_beat(1))
+        with pytest.raises(DeadError, match="not heard any more"):
+            await asyncio.wait_for(running, 10)
 
 
 async def test_a_socket_that_a_killed_agent_left_behind_is_taken_over(run_dir: Path) -> None:

@@ -6,7 +6,7 @@ AgentError
     ├── StartError    it did not become ready
     │   └── EndedError    it ended by itself while it started
     ├── RefusedError  it became ready, but its self-check says that it must not serve
-    └── DeadError     it served and then exited or hung
+    └── DeadError     it served and then exited or hung, or is not heard any more
 """
 
 from __future__ import annotations
@@ -45,4 +45,4 @@ class RefusedError(EngineError):
 
 
 class DeadError(EngineError):
-    """The engine exited or hung."""
+    """The engine exited or hung, or its plugin is not heard any more."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from kllm_engine.agent.exceptions import DeadError
 from kllm_engine.messages import MAXIMUM_MESSAGE_BYTES, Message, decode
 
 _BACKLOG = 16
@@ -30,7 +31,6 @@ class PluginLink:
     def __init__(self, path: Path, handle: Callable[[Message], None]) -> None:
         self._path = path
         self._handle = handle
-        self._readers: set[asyncio.Task[None]] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path.unlink(missing_ok=True)
         self._listener.bind(str(path))
@@ -39,17 +39,22 @@ class PluginLink:
         self._listener.setblocking(False)
 
     async def run(self) -> None:
-        """Accept and read until cancelled."""
+        """Accept and read until cancelled.
+
+        Raises:
+            DeadError: a message could not be handled, or nothing can be received any more. What the engine does from
+                then on would be unknown, such as which requests it holds.
+        """
         loop = asyncio.get_running_loop()
         try:
-            while True:
-                connection, _ = await loop.sock_accept(self._listener)
-                reader = asyncio.create_task(self._read(connection))
-                self._readers.add(reader)
-                reader.add_done_callback(self._readers.discard)
+            async with asyncio.TaskGroup() as readers:
+                while True:
+                    connection, _ = await loop.sock_accept(self._listener)
+                    readers.create_task(self._read(connection))
+        except ExceptionGroup as failures:
+            _log.exception("the plugin is not heard any more")
+            raise DeadError(f"the engine's plugin is not heard any more: {failures.exceptions[0]!r}") from failures
         finally:
-            for reader in self._readers:
-                reader.cancel()
             self._listener.close()
             self._path.unlink(missing_ok=True)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import grpc.aio
 import structlog
@@ -24,6 +24,7 @@ from kllm_engine.agent.drain import DrainWatch
 from kllm_engine.agent.exceptions import EngineError, SettingsError
 from kllm_engine.agent.flip import RoleFlip
 from kllm_engine.agent.forwarding import LogForwarder
+from kllm_engine.agent.helpers import kept_up
 from kllm_engine.agent.instance import Instance
 from kllm_engine.agent.launch import Launch
 from kllm_engine.agent.loads import LoadBook
@@ -107,12 +108,11 @@ class Agent:
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._tell_health()
         self._announce({"event": "listening", "agent": await _listen(server, self._settings.listen)})
-        helpers = [
-            asyncio.create_task(helper)
-            for helper in (link.run(), self._follow_health(), self._follow_cache(), self._forward_log())
-        ]
+        works = {"health": self._follow_health, "cache events": self._follow_cache, "log": self._forward_log}
+        hearing = asyncio.create_task(link.run())
+        helpers = [hearing, *(asyncio.create_task(kept_up(name, work)) for name, work in works.items())]
         try:
-            return await self._run_engine(stop, hurry)
+            return await self._run_engine(stop, hurry, hearing)
         finally:
             await self._health.enter_graceful_shutdown()
             await server.stop(_LAST_WORDS_SECONDS)
@@ -122,29 +122,30 @@ class Agent:
             for path in self._settings.cache_sockets:
                 path.unlink(missing_ok=True)
 
-    async def _run_engine(self, stop: asyncio.Event, hurry: asyncio.Event) -> int:
+    async def _run_engine(self, stop: asyncio.Event, hurry: asyncio.Event, hearing: asyncio.Task[None]) -> int:
+        """Until the engine fails, or is as good as that since nobody hears of it any more, or a signal comes."""
         engine = asyncio.create_task(self._supervisor.run(self._on_serving))
         stopping = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not engine.done():
-                await self._drain_before_stop(engine, hurry)
-            if engine.done():
-                return self._failed(engine)
-            return 0
+            parts = (engine, hearing)
+            await asyncio.wait({*parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not any(part.done() for part in parts):
+                await self._drain_before_stop(parts, hurry)
+            failed = next((part for part in parts if part.done()), None)
+            return 0 if failed is None else self._failed(failed)
         finally:
             stopping.cancel()
             engine.cancel()
             await asyncio.gather(engine, stopping, return_exceptions=True)
 
-    async def _drain_before_stop(self, engine: asyncio.Task[None], hurry: asyncio.Event) -> None:
+    async def _drain_before_stop(self, parts: Collection[asyncio.Task[None]], hurry: asyncio.Event) -> None:
         self._slot.leave("the agent was told to stop")
         if self._instance.state not in {InstanceState.SERVING, InstanceState.DRAINING}:
             return
         self._drain.begin("the agent was told to stop")
         if self._settings.drain_seconds > 0:
             drained, hurried = asyncio.create_task(self._drained()), asyncio.create_task(hurry.wait())
-            await asyncio.wait({engine, drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*parts, drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
             drained.cancel()
             hurried.cancel()
 
@@ -152,8 +153,8 @@ class Agent:
         async for progress in self._drain.follow(self._settings.drain_seconds):
             _log.info("draining", instance=self._settings.instance_id, remaining=progress.remaining)
 
-    def _failed(self, engine: asyncio.Task[None]) -> int:
-        error = engine.exception()
+    def _failed(self, part: asyncio.Task[None]) -> int:
+        error = part.exception()
         if not isinstance(error, EngineError):
             raise error or RuntimeError("the engine's watch ended without a reason")
         _log.error("the engine failed", instance=self._settings.instance_id, message=str(error))
