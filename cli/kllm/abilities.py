@@ -65,7 +65,5 @@ def _refusals(spec: ServiceSpec) -> Iterator[str]:
             yield f"spec.{role}.template describes a pod, and there are none on one machine; leave it out"
     if spec.router.template is not None:
         yield "spec.router.template describes a pod, and there are none on one machine; leave it out"
-    if spec.cache.host_gibibytes:
-        yield "spec.cache.hostGibibytes is not available yet; leave it out or use 0"
     if spec.transfer_backend is not TransferBackend.MOONCAKE:
         yield f"spec.transferBackend {spec.transfer_backend} is not available yet; use {TransferBackend.MOONCAKE}"

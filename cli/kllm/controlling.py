@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import structlog
 
+from kllm.history.recorder import Recorder
 from kllm.running import Endpoint
 from kllm.steps import Steps
 from kllm_core.authentication import read_token_file
 from kllm_core.kinds.service import InferenceService
 from kllm_core.timing import EngineTiming
 from kllm_engine.pace import parse_pace
+from kllm_operator.fleet.levels import LevelReport
 from kllm_operator.fleet.watch import FleetWatch
 from kllm_operator.loop.control import Control, Scaled
 from kllm_operator.loop.events import Event
@@ -31,7 +34,14 @@ _ESSENTIAL = ("router", "zygote")
 
 
 async def control(
-    endpoint: Endpoint, service: InferenceService, *, steps: Steps, settings: LoopSettings, pace: str | None
+    endpoint: Endpoint,
+    service: InferenceService,
+    *,
+    steps: Steps,
+    settings: LoopSettings,
+    pace: str | None,
+    prior: EngineTiming | None = None,
+    recorder: Recorder | None = None,
 ) -> ChildFailedError:
     """Run the control loop until a process fails that is no instance; returns that failure.
 
@@ -41,9 +51,12 @@ async def control(
         steps: told of every decision.
         settings: of the loop.
         pace: of the engines; None when their steps are as they are.
+        prior: timing of such engines, which learning begins with; left out: the manifest's, or a common one.
+        recorder: writes down what is decided from; None: nobody does.
     """
     run = endpoint.substrate.run
-    watch = FleetWatch(read_token_file(run.token_file), levels=settings.levels)
+    hear = recorder.hear if recorder is not None else _forget
+    watch = FleetWatch(read_token_file(run.token_file), levels=settings.levels, hear=hear)
 
     def tell(event: Event) -> None:
         steps.tell(event.name, event.line, event.document())
@@ -54,9 +67,11 @@ async def control(
             write_atomically(run.control_file, json.dumps(document) + "\n")
         except OSError as error:
             _log.error("StatusNotWritten", path=str(run.control_file), why=error.strerror)
+        if recorder is not None:
+            recorder.publish(report, complete=watch.forecast(time.monotonic()).complete)
 
     loop = Control(
-        scaled(service, start_seconds=endpoint.start_seconds, pace=pace), endpoint.substrate, watch,
+        scaled(service, start_seconds=endpoint.start_seconds, pace=pace, prior=prior), endpoint.substrate, watch,
         tell=tell, publish=publish, settings=settings, clock=time.monotonic,
     )  # fmt: skip
     if endpoint.grpc is not None:
@@ -75,15 +90,23 @@ async def control(
         await watch.close()
 
 
-def scaled(service: InferenceService, *, start_seconds: float | None, pace: str | None) -> Scaled:
+def scaled(
+    service: InferenceService, *, start_seconds: float | None, pace: str | None, prior: EngineTiming | None = None
+) -> Scaled:
     """What of a manifest the control loop needs.
 
     Args:
         service: the manifest.
         start_seconds: what the slowest start took so far; None is unknown.
         pace: of the engines.
+        prior: timing of such engines, which learning begins with; None: the manifest's, or a common one.
     """
-    return scaled_of(service, timing=_timing(pace), start_seconds=start_seconds)
+    made = scaled_of(service, timing=_timing(pace), start_seconds=start_seconds)
+    return made if prior is None else replace(made, prior=prior)
+
+
+def _forget(report: LevelReport) -> None:
+    """Nobody records."""
 
 
 def _timing(pace: str | None) -> EngineTiming | None:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from kllm.sim.main import app as simulate
+
 app = typer.Typer(
     name="kllm",
     help="Elastic prefill and decode pools for large language models, from one manifest.",
@@ -17,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(simulate)
 
 OptionalName = Annotated[
     str | None, typer.Argument(help="Name of the service (metadata.name); left out: the one that is up.")
@@ -59,6 +63,13 @@ def up(
     tune: Annotated[
         list[str] | None, typer.Option(help="A setting of the control loop, NAME=NUMBER; see docs/planner.md.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Engine whose timing the planner begins with: a name, or a .json file of `kllm calibrate`."),
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write what the control loop decides from to this new file, for `kllm replay`.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event instead of text.")] = False,
 ) -> None:
     """Serve a model on this machine until Ctrl-C.
@@ -71,7 +82,7 @@ def up(
     from kllm_operator.substrate.programs import RouterAddress  # noqa: PLC0415
 
     address = RouterAddress(host, port, grpc_port, api_key_file)
-    tuning = command.Tuning(pace, tuple(tune or ()))
+    tuning = command.Tuning(pace, tuple(tune or ()), engine, record)
     raise typer.Exit(command.run(file, address=address, cache_dir=cache_dir, as_json=json, tuning=tuning))
 
 
@@ -192,6 +203,86 @@ def bench(
         ttft_ms=ttft_ms, tpot_ms=tpot_ms, json=json, plot=plot,
     )  # fmt: skip
     raise typer.Exit(command.run(settings))
+
+
+@app.command()
+def replay(
+    history: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `kllm up --record` wrote.")],
+    file: Annotated[Path, typer.Option("-f", "--file", help="Manifest of the service, as it was or as it shall be.")],
+    window: Annotated[str | None, typer.Option(help="Part of it, BEGIN:END in seconds.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Engine whose timing the planner begins with: a name, or a .json file."),
+    ] = None,
+    tune: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the control loop, NAME=NUMBER; may be given again.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every moment, not only changes.")] = False,
+    json: Annotated[Path | None, typer.Option("--json", help="Write every decision here.")] = None,
+) -> None:
+    """Show what the planner would have done with a recorded history, moment by moment.
+
+    Each moment is judged by the instances that there were: it is the advice that scaling External gets.
+    """
+    from kllm.commands import replay as command  # noqa: PLC0415
+
+    options = command.Options(
+        history, file, window=window, engine=engine, tune=tuple(tune or ()), every=every, json=json
+    )
+    raise typer.Exit(command.run(options))
+
+
+@app.command()
+def calibrate(
+    url: Annotated[
+        str | None, typer.Option(help="Base address of the endpoint; left out: that of the service that is up.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model name; left out: the first that is listed.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="KLLM_API_KEY", help="Key, if it asks for one.")] = None,
+    lengths: Annotated[str, typer.Option(help="Tokens of prompts.")] = "128,512,1024,2048,4096",
+    batches: Annotated[str, typer.Option(help="Answers that are generated together.")] = "1,2,4,8,16,32",
+    answer_tokens: Annotated[int, typer.Option(min=16, help="Of each answer of a batch.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Of each measurement; the median counts.")] = 3,
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="Of one prefill step of the engine.")] = 8192,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=1, help="KV pool of the engine; it is not measured, and simulations need it.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 120.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the engine's file here (.json).")] = None,
+) -> None:
+    """Fit the timing model to an engine that runs: prompts of some lengths, and answers of some batches.
+
+    For `kllm simulate --engine` and `kllm up --engine`. The endpoint is an engine, or a service with one prefill and
+    one decode instance, and must serve nobody else meanwhile. Ctrl-C ends it with what was measured, if it is enough.
+    """
+    from kllm.calibration.settings import Settings  # noqa: PLC0415
+    from kllm.commands import calibrate as command  # noqa: PLC0415
+
+    settings = Settings(
+        url=url, model=model, api_key=api_key, lengths=lengths, batches=batches, answer_tokens=answer_tokens,
+        repeats=repeats, chunk_tokens=chunk_tokens, kv_tokens=kv_tokens, timeout=timeout, seed=seed, out=out,
+    )  # fmt: skip
+    raise typer.Exit(command.run(settings))
+
+
+@app.command()
+def explain(
+    name: OptionalName = None,
+    outcome: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Of `kllm simulate --json`, instead of a service.")
+    ] = None,
+    at: Annotated[float | None, typer.Option(min=0, help="Second of it; left out: the last decision.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Which of several in it.")] = None,
+) -> None:
+    """Argue the last decision of a service that is up here, or that of a simulation at some time.
+
+    Which load decided, what one instance fewer or more would have done, and what it waits for. For services on a
+    cluster: kubectl kllm explain.
+    """
+    from kllm.commands import explain as command  # noqa: PLC0415
+
+    raise typer.Exit(command.run(name, outcome=outcome, at=at, policy=policy))
 
 
 def main() -> None:

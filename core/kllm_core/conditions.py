@@ -77,4 +77,5 @@ class Reason(enum.StrEnum):
     APPLY_FAILED = "ApplyFailed"
     """Degraded: the API server refuses an object of the service; the message says which and why."""
     NAME_TAKEN = "NameTaken"
-    """Degraded: an object that is not the service's has the name of one that is to be made."""
+    """Degraded: an object that is not the service's has the name of one that is to be made. Of a standalone pool also
+    Accepted is False: its service has such a pool already, or is an InferenceService."""

@@ -141,11 +141,15 @@ def test_a_trace_is_read_plain_and_gzipped_and_up_to_a_limit(tmp_path: Path, con
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "neither a JSON object nor a header"),
+        (b"", "it is empty"),
         (b"a,b,c\n1,2,3\n", "neither a JSON object nor a header"),
         (b"timestamp,input_length,output_length\n", "holds no requests"),
         (b"timestamp,input_length,output_length\n1,2,3\n1,x,3\n", "line 3 is no request"),
         (b"timestamp,input_length,output_length\nnan,2,3\n", "line 2 is no request"),
+        (b"timestamp,input_length,output_length\n1,2\n", "line 2 is no request.*2 columns, and the header has 3"),
+        (b"timestamp,input_length,output_length\n1,2,3,4\n", "line 2 is no request.*4 columns"),
+        (b"timestamp,input_length,output_length\n1,2,-3\n", "line 2 is no request.*negative number of tokens, -3"),
+        (b"timestamp,input_length,output_length\n1,2,9999999\n", "line 2 is no request.*more than 1000000"),
         (b'{"timestamp": 1}\n', "line 1 is no Mooncake request"),
         (MOONCAKE.encode() + b"[]\n", "line 4 is no Mooncake request"),
         (b"\x1f\x8bnonsense", "cannot be read"),
@@ -156,6 +160,13 @@ def test_what_is_no_trace_is_told_with_its_line(tmp_path: Path, content, message
     (tmp_path / "trace").write_bytes(content)
     with pytest.raises(TraceError, match=message):
         read_trace(tmp_path / "trace")
+
+
+def test_times_that_run_backwards_are_sorted_or_refused_with_the_line():
+    lines = ["timestamp,input_length,output_length\n", "5,2,3\n", "\n", "4.5,7,8\n"]
+    assert parse_trace(lines) == [Recorded(0, 7, 8), Recorded(0.5, 2, 3)]
+    with pytest.raises(TraceError, match=r"line 4: time runs backwards, by 0\.5 s from line 2"):
+        parse_trace(lines, ordered=True)
 
 
 def test_a_trace_is_sped_up_and_cut():

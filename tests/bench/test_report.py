@@ -111,7 +111,7 @@ def test_a_run_without_answers_has_no_table():
 
 def test_a_picture_without_matplotlib_names_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(OptionError, match=r"--plot: .*pip install matplotlib"):
+    with pytest.raises(OptionError, match=r"--plot: .*pip install 'kllm\[plot\]'"):
         plot.check_plot(tmp_path / "picture.png")
 
 

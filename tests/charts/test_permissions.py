@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from charts.chart_helpers import of_kind, render
+from charts.chart_helpers import CHART, notes, of_kind, render
 
 from kllm_operator.render.permissions import DEFINITIONS, ELECTION, OPERATOR
 
@@ -104,8 +104,21 @@ def test_people_get_the_kinds_with_the_clusters_own_roles():
     assert not of_kind(render({"rbac": {"aggregate": False}}), "ClusterRole", "kllm-view")
 
 
-def test_without_rbac_no_role_is_made_for_the_operator_or_for_people():
-    documents = render({"rbac": {"create": False}, "crds": {"install": False}})
+@pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["a"]}])
+def test_without_rbac_no_role_is_made_for_anyone_and_the_readme_names_those_that_an_admin_makes(values):
+    documents = render({**values, "rbac": {"create": False}})
+    made = render(values)
+    kinds = ("ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding")
 
-    left = [*of_kind(documents, "ClusterRole"), *of_kind(documents, "Role")]
-    assert {role["metadata"]["name"] for role in left} == {"kllm-test"}
+    assert not [each for kind in kinds for each in of_kind(documents, kind)]
+    assert {each["metadata"]["name"] for each in of_kind(documents, "ServiceAccount")} == {
+        "kllm", "kllm-crds", "kllm-test"
+    }  # fmt: skip
+    told = (CHART / "README.md").read_text().split("## Roles")[1].split("\n## ")[0]
+    for role in [*of_kind(made, "ClusterRole"), *of_kind(made, "Role")]:
+        assert f"`{role['metadata']['name']}`" in told
+
+
+def test_the_notes_say_that_roles_are_missing():
+    assert "an admin has to make" in notes({"rbac": {"create": False}})
+    assert "an admin has to make" not in notes()

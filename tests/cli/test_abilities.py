@@ -31,7 +31,6 @@ def test_the_smallest_manifest_is_neither_refused_nor_commented():
         ({"router": {"template": {"spec": {}}}}, "spec.router.template"),
         ({"model": {"uri": "pvc://models/x", "name": "m"}}, "spec.model.uri pvc://models/x is a volume of a cluster"),
         ({"model": {"uri": "/no/such/folder", "name": "m"}}, "spec.model.uri: there is no folder /no/such/folder"),
-        ({"cache": {"hostGibibytes": 1}}, "spec.cache.hostGibibytes"),
         ({"transferBackend": "NIXL"}, "spec.transferBackend"),
         ({"prefill": {"maxReplicas": 20}}, "maxReplicas"),
     ],

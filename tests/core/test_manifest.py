@@ -60,6 +60,11 @@ def test_what_kubernetes_adds_to_metadata_is_ignored():
     [
         ({"objectivs": {}}, "spec.objectivs: unknown field; did you mean 'objectives'?"),
         ({"prefill": {"minReplica": 1}}, "spec.prefill.minReplica: unknown field; did you mean 'minReplicas'?"),
+        (
+            {"cache": {"hostGibibytes": 1}},
+            "spec.cache.hostGibibytes: cache.hostGibibytes must be 0: no instance keeps KV"
+            " in host memory yet; leave it out",
+        ),
         ({"cache": {"zzz": 1}}, "spec.cache.zzz: unknown field; valid fields are hostGibibytes, kvType, pageSize"),
         (
             {"router": {"binding": "late"}},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kllm_core.timing import DecodeTiming, PrefillTiming
+from kllm_core.timing import DecodeTiming, EngineTiming, PrefillTiming, parse_timing
 
 seconds = st.floats(0, 1e-2)
 tokens = st.integers(0, 100_000)
@@ -56,3 +56,22 @@ def test_coefficients_must_be_finite_and_not_negative(value):
         PrefillTiming(value, 0.0, 0.0)
     with pytest.raises(ValueError, match="finite"):
         DecodeTiming(0.0, value, 0.0)
+
+
+def test_a_timing_is_read_out_of_an_engines_file():
+    text = '{"prefill": {"a": 1, "b": 2, "k": 3}, "decode": {"a": 4, "b": 5, "c": 6}, "kv_tokens": 7}'
+    assert parse_timing(text) == EngineTiming(PrefillTiming(1, 2, 3), DecodeTiming(4, 5, 6))
+
+
+NO_TIMINGS = ["", "[]", "{}", '{"prefill": {"a": 1, "b": 2, "k": 3}}', '{"prefill": 1, "decode": 1}']
+
+
+@pytest.mark.parametrize("text", NO_TIMINGS)
+def test_what_is_no_timing_is_refused_with_what_is(text):
+    with pytest.raises(ValueError, match=r"prefill \{a, b, k\} and decode \{a, b, c\}"):
+        parse_timing(text)
+
+
+def test_a_timing_has_no_coefficient_that_is_no_number():
+    with pytest.raises(ValueError, match="b must be a finite number"):
+        parse_timing('{"prefill": {"a": 1, "b": NaN, "k": 3}, "decode": {"a": 4, "b": 5, "c": 6}}')

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from crds.admission import SCHEMAS, admit, defaulted
@@ -181,9 +182,13 @@ def test_the_command_writes_all_files(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_are_stored_and_read(path):
-    services = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "InferenceService"]
+    documents = list(yaml.safe_load_all(path.read_text()))
 
-    assert services
-    for each in services:
+    assert documents
+    for each in documents:
+        if each["kind"] not in SCHEMAS:
+            kubernetes_validate.validate(each, "1.34", strict=True)
+            continue
         assert admit(each) == []
-        assert check_service(each).name == each["metadata"]["name"]
+        check = check_service if each["kind"] == "InferenceService" else check_pool
+        assert check(each).metadata.name == each["metadata"]["name"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -16,7 +17,9 @@ from kllm_operator.fleet import agents as following
 from kllm_operator.fleet import stream
 from kllm_operator.fleet.agents import Agents
 from kllm_operator.fleet.histogram import BUCKETS
+from kllm_operator.fleet.levels import LevelReport, StageCounts
 from kllm_operator.fleet.watch import FleetWatch
+from kllm_operator.substrate.kubernetes_agents import AgentWords
 
 TOKEN = "x" * 32
 
@@ -129,6 +132,82 @@ async def test_an_agent_that_gave_its_engine_up_says_so(agents):
     await server.stop(None)
 
 
+async def test_what_is_said_again_is_heard_and_wakes_nobody():
+    heard = []
+    made = Agents(TOKEN, listener=lambda: heard.append(made.told["p0"]), interval_seconds=0.02)
+    agent = Agent()
+    server, address = await listening(agent)
+    made.follow({"p0": address})
+    await until(lambda: heard)
+    agent.report.age_seconds, agent.report.sequence = 0.75, 99
+    await until(lambda: made.told["p0"].load.age_seconds == 0.75)
+    told = made.told["p0"]
+    await until(lambda: made.told["p0"].heard_at > told.heard_at)
+    assert (len(heard), agent.asked) == (1, 1)
+    assert replace(told, heard_at=0.0) == replace(heard[0], heard_at=0.0, load=replace(heard[0].load, age_seconds=0.75))
+    agent.report.running_requests += 1
+    await until(lambda: len(heard) == 2)
+    assert heard[1].load.running_requests == told.load.running_requests + 1
+    await made.close()
+    await server.stop(None)
+
+
+async def test_routers_that_see_nothing_wake_nobody():
+    heard = []
+    watch = FleetWatch(TOKEN)
+    watch.subscribe(lambda: heard.append(1))
+    watch._take("a", LevelReport("a", 1.0, 1.0))
+    assert heard == []
+    assert watch.forecast(1.0).requests_per_second == 0.0
+    watch._take("a", LevelReport("a", 2.0, 1.0, arrivals=1))
+    watch._take("a", LevelReport("a", 3.0, 1.0, stages={"ttft": StageCounts((1,))}))
+    assert heard == [1, 1]
+
+
+def test_every_report_of_a_router_is_handed_on_even_if_it_tells_nothing_new():
+    heard = []
+    watch = FleetWatch(TOKEN, hear=heard.append)
+    reports = [LevelReport("a", 1.0, 1.0), LevelReport("a", 2.0, 1.0, arrivals=1)]
+    for report in reports:
+        watch._take("a", report)
+    assert heard == reports
+
+
+class Call:
+    """A gRPC stream that waits for its connection."""
+
+    def __init__(self):
+        self.cancelled = False
+
+    async def read(self):
+        await asyncio.Event().wait()
+
+    def cancel(self):
+        self.cancelled = True
+
+
+async def test_a_stream_that_is_left_is_ended_and_does_not_wait_for_the_connection_any_more(monkeypatch):
+    monkeypatch.setattr(stream, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(stream, "_LEAST_SECONDS", 0.01)
+
+    async def follow(call):
+        async for _ in stream.reports(call, interval_seconds=0.001):
+            pass
+
+    silent = Call()
+    with pytest.raises(TimeoutError):
+        await follow(silent)
+    assert silent.cancelled
+
+    monkeypatch.setattr(stream, "_FIRST_SECONDS", 60.0)
+    left = Call()
+    task = asyncio.create_task(follow(left))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert left.cancelled
+
+
 async def test_an_agent_that_comes_back_is_heard_again(agents):
     server, address = await listening(Agent())
     agents.follow({"p0": address})
@@ -204,8 +283,57 @@ async def test_exactly_the_routers_that_there_are_are_followed_and_one_that_is_s
     await servers[0].stop(None)
 
 
+def breaking(times):
+    """A listener that breaks down at its first calls, and how often it was called."""
+    calls = []
+
+    def listen(*_):
+        calls.append(1)
+        if len(calls) <= times:
+            raise KeyError("no such book")
+
+    return listen, calls
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """What is logged of faults; there is no pause after one."""
+    told = []
+    monkeypatch.setattr(stream, "_FAULT_SECONDS", 0.01)
+    monkeypatch.setattr(stream._log, "exception", lambda event, **more: told.append((event, more["again_seconds"])))
+    return told
+
+
+@pytest.mark.parametrize("kind", [Agents, AgentWords])
+async def test_an_agent_whose_report_breaks_something_here_is_followed_on_and_that_is_told(kind, logged):
+    listen, calls = breaking(1)
+    agent = Agent()
+    agent.report.state = engine_pb2.INSTANCE_STATE_SERVING
+    server, address = await listening(agent)
+    made = kind(TOKEN, listener=listen)
+    made.follow({"p0": address})
+    await until(lambda: logged == [("StreamFaulty", 0.01)])
+    agent.report.state = engine_pb2.INSTANCE_STATE_DRAINING
+    await until(lambda: len(calls) > 1)
+    await made.close()
+    await server.stop(None)
+
+
+async def test_a_router_whose_report_breaks_something_here_is_followed_on_and_that_is_told(logged):
+    listen, calls = breaking(2)
+    server, address = await listening(Router())
+    watch = FleetWatch(TOKEN)
+    watch.subscribe(listen)
+    watch.follow_routers([address])
+    await until(lambda: len(calls) > 2)
+    assert logged == [("StreamFaulty", 0.01), ("StreamFaulty", 0.02)]
+    await watch.close()
+    await server.stop(None)
+
+
 async def test_an_agent_that_takes_connections_and_never_answers_has_one_of_them(monkeypatch):
     monkeypatch.setattr(stream, "_LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "_FIRST_SECONDS", 0.1)
     monkeypatch.setattr(following, "_PAUSE_SECONDS", 0.01)
     connections, sessions = [], []
     monkeypatch.setattr(stream.Line, "was_silent", spied(stream.Line.was_silent, sessions))

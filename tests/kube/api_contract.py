@@ -55,6 +55,18 @@ async def test_an_apply_for_another_uid_is_refused(api, namespace):
         await api.apply(service(namespace, uid="00000000-0000-0000-0000-000000000000"))
 
 
+async def test_an_apply_with_a_version_that_nothing_has_makes_an_object_and_changes_none(api, namespace):
+    metadata = service(namespace)["metadata"] | {"resourceVersion": "1"}
+    made = await api.apply(service(namespace) | {"metadata": metadata})
+    assert made["metadata"]["resourceVersion"] != "1"
+    with pytest.raises(ConflictError):
+        await api.apply(service(namespace, annotations={"a": "1"}) | {"metadata": metadata})
+    assert (await api.get(SERVICES, namespace=namespace, name="a"))["metadata"]["uid"] == made["metadata"]["uid"]
+    # What it made can be taken away by an ordinary apply.
+    await api.apply(service(namespace, annotations={"a": "1"}))
+    assert "annotations" not in (await api.apply(service(namespace)))["metadata"]
+
+
 async def test_conditions_are_merged_by_type_and_a_status_write_leaves_the_spec(api, namespace):
     made = await api.apply(service(namespace))
 

@@ -39,7 +39,8 @@ class FakeApi:
         self.fail: Callable[[str, Resource, str], KubeError | None] = lambda verb, resource, name: None
         self.watchers: list[Watcher] = []
         self._applied: dict[tuple[Resource, str, str, str], Document] = {}
-        self._versions = itertools.count(1)
+        # As on a real server, no object has version 1.
+        self._versions = itertools.count(2)
         self._uids = itertools.count(1)
 
     @property
@@ -87,7 +88,11 @@ class FakeApi:
         key = (resource, namespace, name)
         if key not in self.objects:
             self._applied[(*key, "")] = copy.deepcopy(dict(document))
-            return self._new(resource, document)
+            made = self._new(resource, document)
+            if self._is_orphaned(made):
+                # It was on its way when its owner went.
+                self.remove(made)
+            return made
         before = self._applied.get((*key, ""), {})
         self._applied[(*key, "")] = copy.deepcopy(dict(document))
         live = self.objects[key]
@@ -143,13 +148,19 @@ class FakeApi:
         return self._store(key, live, wanted)
 
     def remove(self, document: Document) -> None:
-        """An object goes, and with it all that it owns."""
+        """An object goes, and with it all of which it was the last owner."""
         uid = document["metadata"]["uid"]
         gone = self.objects.pop(_address(document))
         self._tell("DELETED", {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(next(self._versions))}})
         for owned in list(self.objects.values()):
-            if any(owner["uid"] == uid for owner in owned["metadata"].get("ownerReferences") or ()):
+            owners = owned["metadata"].get("ownerReferences") or ()
+            if any(owner["uid"] == uid for owner in owners) and self._is_orphaned(owned):
                 self.remove(owned)
+
+    def _is_orphaned(self, document: Document) -> bool:
+        owners = {owner["uid"] for owner in document["metadata"].get("ownerReferences") or ()}
+        there = {each["metadata"]["uid"] for each in self.objects.values()}
+        return bool(owners) and owners.isdisjoint(there)
 
     def one(self, resource: Resource, name: str, namespace: str = "default") -> Document:
         return self.objects[resource, namespace, name]

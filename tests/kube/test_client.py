@@ -16,6 +16,7 @@ from kllm_operator.kube.exceptions import (
     ForbiddenError,
     GoneError,
     NotFoundError,
+    NotLeadingError,
     TooManyError,
     UnreachableError,
 )
@@ -35,10 +36,12 @@ class Server:
     Attributes:
         requests: of each: method, path with query, headers, body.
         answers: callables that make a response; the last one stays.
+        leading: whether the client may write.
     """
 
     def __init__(self, folder):
         self.requests, self.answers, self._folder = [], [lambda request: web.json_response(POD)], folder
+        self.leading = True
         self.token = folder / "token"
         self.token.write_text("first")
 
@@ -76,7 +79,7 @@ current-context: x
             calls[verb, resource, code] += 1
 
         try:
-            async with ApiServer(login, observe=observe) as api:
+            async with ApiServer(login, observe=observe, leading=lambda: self.leading) as api:
                 self.calls = calls
                 yield api
         finally:
@@ -185,6 +188,40 @@ async def test_a_create_is_not_repeated_when_it_may_have_been_carried_out(server
         with pytest.raises(UnreachableError):
             await api.create(POD)
     assert len(server.requests) == 1
+
+
+_WRITES = {
+    "create": lambda api: api.create(POD),
+    "apply": lambda api: api.apply(POD),
+    "apply_status": lambda api: api.apply_status(POD),
+    "patch": lambda api: api.patch(PODS, namespace="default", name="a", body={}),
+    "delete": lambda api: api.delete(PODS, namespace="default", name="a", uid="u"),
+}
+
+
+@pytest.mark.parametrize("write", _WRITES.values(), ids=_WRITES)
+async def test_no_attempt_writes_after_the_lease_was_lost(server, write):
+    """The first attempt was sent in time, and the answer to it says that it may be sent again."""
+
+    def lose(request):
+        server.leading = False
+        return status(429)
+
+    server.answers = [lose]
+    async with server.running() as api:
+        with pytest.raises(NotLeadingError):
+            await write(api)
+        assert len(server.requests) == 1
+        with pytest.raises(NotLeadingError):
+            await write(api)
+        assert len(server.requests) == 1
+        assert sum(count for (_, _, code), count in server.calls.items() if code == "NotLeading") == 2
+
+
+async def test_a_replica_that_does_not_lead_reads(server):
+    server.leading = False
+    async with server.running() as api:
+        assert await api.get(PODS, namespace="default", name="a") == POD
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from render.engine_helpers import service
 from render.service_helpers import CONFIG, TOKEN, UID, URIS, documents, of_kind
 
 from kllm_core import labels
-from kllm_core.kinds.manifest import check_pool, check_service
+from kllm_core.kinds.manifest import ManifestError, check_pool, check_service
 from kllm_operator.kube.resources import CHILDREN, resource_of
+from kllm_operator.render.accepted import recalled
 from kllm_operator.render.permissions import OPERATOR, ROUTER
 from kllm_operator.render.service import children, fleet_token
 
@@ -113,9 +114,24 @@ def test_the_hash_changes_with_the_content_and_only_then():
     changed = {key for key, value in hashes(service(router={"replicas": 2})).items() if before[key] != value}
 
     assert hashes(service()) == before
-    assert changed == {("Deployment", "chat-router")}
+    # The pool keeps the accepted spec.
+    assert changed == {("Deployment", "chat-router"), ("PrefillPool", "chat-prefill")}
     assert hashes(service(), replace(CONFIG, router=replace(CONFIG.router, image="other:2"))) != before
     assert all(re.fullmatch("[0-9a-f]{10}", value) for value in before.values())
+
+
+def test_the_spec_that_the_pool_keeps_is_the_whole_of_it_again():
+    template = {"spec": {"tolerations": [{"operator": "Exists"}]}}
+    served = service(router={"replicas": 2, "template": template}, gpuBudget=7, scaling="External")
+    pool = next(each for each in documents(served) if each["kind"] == "PrefillPool")
+    refused = {**service().document(), "spec": {"nonsense": 1}}
+
+    assert recalled(pool, refused) == served
+    assert recalled({"metadata": {}}, refused) is None
+    for text in ("{", '{"nonsense": 1}'):
+        pool["metadata"]["annotations"][labels.ACCEPTED_SPEC] = text
+        with pytest.raises(ManifestError, match=labels.ACCEPTED_SPEC):
+            recalled(pool, refused)
 
 
 def test_rendering_changes_nothing_that_it_was_given():

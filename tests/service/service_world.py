@@ -13,7 +13,7 @@ from substrate.polling import polled
 from kllm_core import labels
 from kllm_operator.kube.cache import key_of
 from kllm_operator.kube.caches import Caches
-from kllm_operator.kube.fence import FencedApi
+from kllm_operator.kube.exceptions import NotLeadingError
 from kllm_operator.kube.queue import Backoff, WorkQueue
 from kllm_operator.kube.recorder import Recorder
 from kllm_operator.kube.resources import (
@@ -53,6 +53,41 @@ def service(name="chat", **spec):
     }
 
 
+def pool(kind="PrefillPool", name="chat", *, metadata=None, **spec):
+    """A standalone pool as a user writes it."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "default", **(metadata or {})},
+        "spec": {
+            "replicas": 1,
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "accelerator": {"count": 0},
+            "model": {"uri": "demo://smollm2-135m", "name": "smollm2"},
+            "objectives": {"ttftMilliseconds": 1000, "tpotMilliseconds": 150},
+            **spec,
+        },
+    }
+
+
+class FencedApi:
+    """What a replica's own client does: the same calls, of which writes are refused while it may not lead."""
+
+    def __init__(self, api, leading):
+        self._api, self._leading = api, leading
+
+    def __getattr__(self, verb):
+        call = getattr(self._api, verb)
+
+        async def fenced(*arguments, **named):
+            if verb not in {"get", "list"} and not self._leading():
+                raise NotLeadingError("this replica does not lead")
+            return await call(*arguments, **named)
+
+        return fenced
+
+
 class World:
     """Everything around one keeper.
 
@@ -76,6 +111,17 @@ class World:
         )  # fmt: skip
         self.keeper = Keeper(cluster)
         self.api.watchers.append(self._watched)
+
+    async def successor(self) -> World:
+        """Another replica at the same API server, after this one has gone; it has seen what there is."""
+        await self.keeper.close()
+        self.leading = False
+        other = World()
+        other.api = other.fenced._api = self.api
+        self.api.watchers[:] = [other._watched]
+        for document in self.api.objects.values():
+            other._watched("ADDED", document)
+        return other
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -127,8 +173,8 @@ class World:
         """A condition as (status, reason); its message is in `message`."""
         return next(each for each in self.api.one(resource, name)["status"]["conditions"] if each["type"] == kind)
 
-    def is_condition(self, kind, status, reason=None):
-        found = self.condition(kind)
+    def is_condition(self, kind, status, reason=None, **which):
+        found = self.condition(kind, **which)
         return found["status"] == status and reason in (None, found["reason"])
 
     def pods(self, role=None):

@@ -8,6 +8,7 @@ from render.engine_helpers import service
 
 from kllm_core.kinds.status import ServiceStatus
 from kllm_core.metrics import LATENCY_BOUNDS_SECONDS
+from kllm_core.objectives import Role
 from kllm_operator.service.collector import ServiceCollector, bound_of
 from kllm_router.metrics import RouterMetrics
 
@@ -81,6 +82,16 @@ def test_instances_are_told_by_state():
 def test_a_condition_is_told_with_the_status_that_it_has():
     assert value("condition", type="Ready", status="False") == 1
     assert value("condition", type="Ready", status="True") is None
+
+
+def test_a_standalone_pool_is_told_like_the_role_of_a_service():
+    made = CollectorRegistry()
+    made.register(ServiceCollector(list, lambda: [(("team", "pair"), Role.PREFILL, STATUS.prefill)]))
+    who = {"namespace": "team", "service": "pair", "role": "prefill"}
+
+    assert made.get_sample_value("kllm_operator_pool_load_ratio", {**who, "source": "decided"}) == 1.25
+    assert made.get_sample_value("kllm_operator_pool_instances", {**who, "state": "ready"}) == 2
+    assert b"objective_seconds{" not in generate_latest(made)
 
 
 def test_a_service_that_is_gone_leaves_nothing_behind():

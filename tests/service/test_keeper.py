@@ -95,12 +95,7 @@ async def test_news_of_an_instance_that_change_nothing_cost_no_reconcile(world):
 async def test_a_new_replica_takes_over_without_a_write(world):
     await ready(world)
     # Times and hashes of the status are as they were, so that there is nothing to say.
-    other = World()
-    other.api = world.api
-    other.fenced._api = world.api
-    for document in world.api.objects.values():
-        other._watched("ADDED", document)
-    await world.keeper.close()
+    other = await world.successor()
     world.api.calls.clear()
     async with other.running():
         other.queue.add(("default", "chat"))
@@ -115,6 +110,32 @@ async def test_what_someone_changes_or_deletes_is_set_right(world):
     await world.until(lambda: world.api.one(SERVICES, "chat")["spec"]["type"] == "ClusterIP")
     world.api.remove(world.api.one(DEPLOYMENTS, "chat-router"))
     await world.until(lambda: world.api.one(DEPLOYMENTS, "chat-router"))
+
+
+@pytest.mark.parametrize("resource", [SERVICES, DEPLOYMENTS, PREFILL_POOLS], ids=lambda each: each.kind)
+@pytest.mark.parametrize("label", [labels.SERVICE, labels.COMPONENT])
+async def test_labels_and_annotations_that_someone_changes_are_set_right_and_those_of_others_stay(
+    world, resource, label
+):
+    """Neither is a new generation of the object."""
+    await ready(world)
+    name = {SERVICES: "chat", DEPLOYMENTS: "chat-router", PREFILL_POOLS: "chat-prefill"}[resource]
+    before = world.api.one(resource, name)["metadata"]
+
+    def meddle(document):
+        del document["metadata"]["labels"][label]
+        document["metadata"]["labels"]["theirs"] = "x"
+        document["metadata"]["annotations"][labels.SPEC_HASH] = "0"
+
+    def is_mended():
+        metadata = world.api.one(resource, name)["metadata"]
+        return (
+            metadata["annotations"] == before["annotations"] and metadata["labels"].items() >= before["labels"].items()
+        )
+
+    world.api.change(world.api.one(resource, name), meddle)
+    await world.until(is_mended)
+    assert world.api.one(resource, name)["metadata"]["labels"]["theirs"] == "x"
 
 
 async def test_fields_of_others_stay(world):
@@ -198,6 +219,49 @@ async def test_a_bad_change_of_a_running_service_leaves_it_running(world):
     await world.until(lambda: world.is_condition("Ready", "True"))
 
 
+async def test_a_new_leader_keeps_up_a_service_whose_present_spec_is_refused(world):
+    """What was accepted last is known to it, with what the pools do not hold."""
+    await ready(world, router={"replicas": 1, "binding": "Early"})
+    world.respec(model={"uri": "ftp://x", "name": "smollm2"})
+    await world.until(lambda: world.is_condition("Accepted", "False"))
+    await world.settled()
+    other = await world.successor()
+    world.api.calls.clear()
+    async with other.running():
+        other.queue.add(("default", "chat"))
+        await other.settled()
+        assert other.is_condition("Accepted", "False", "InvalidSpec")
+        assert "the last accepted spec goes on" in other.condition("Accepted")["message"]
+        assert [write for write in world.api.writes if not write[1].startswith("Event/")] == []
+        lost = other.pods("decode")[0]
+        other.api.remove(lost)
+        other.api.remove(other.api.one(DEPLOYMENTS, "chat-router"))
+        await other.until(lambda: other.pods("decode") and other.pods("decode") != [lost])
+        await other.until(lambda: "Early" in str(other.api.one(DEPLOYMENTS, "chat-router")))
+
+
+async def test_a_spec_kept_by_another_version_that_this_one_refuses_is_not_used(world):
+    await ready(world)
+    world.respec(model={"uri": "ftp://x", "name": "smollm2"})
+    await world.until(lambda: world.is_condition("Accepted", "False"))
+    await world.settled()
+    other = await world.successor()
+    other.annotate(other.api.one(PREFILL_POOLS, "chat-prefill"), **{"accepted-spec": '{"nonsense": 1}'})
+    before = other.names()
+    async with other.running():
+        other.queue.add(("default", "chat"))
+        await other.settled()
+        assert list(other.keeper.summaries()) == []
+        assert other.names() == before
+
+
+async def test_a_spec_that_is_too_large_to_be_kept_is_refused(world):
+    large = {"metadata": {"annotations": {f"note-{number}": "x" * 4000 for number in range(40)}}}
+    world.api.seed(service(prefill={"minReplicas": 1, "maxReplicas": 1, "template": large}))
+    await world.until(lambda: world.is_condition("Accepted", "False", "InvalidSpec"))
+    assert "131072" in world.condition("Accepted")["message"]
+
+
 async def test_under_external_scaling_counts_are_read_and_never_written(world):
     await ready(world, scaling="External")
     world.api.calls.clear()
@@ -242,6 +306,78 @@ async def test_a_paused_service_is_observed_and_nothing_is_done(world):
     world.annotate(world.service(), paused="false")
     await world.until(lambda: world.api.one(DEPLOYMENTS, "chat-router"))
     await world.until(lambda: any(not pod.get("status") for pod in world.pods("decode")))
+
+
+async def stopped_rollout(world):
+    """A revision of prefill of which no instance has served and none is tried any more."""
+    await ready(world)
+    old = world.pods("prefill")[0]["metadata"]["name"]
+    respec_prefill(world, "1")
+    tried = set()
+
+    def give_up():
+        for pod in world.pods("prefill"):
+            if pod["metadata"]["name"] not in {old, *tried}:
+                tried.add(pod["metadata"]["name"])
+                world.fail(pod, "has no such image")
+        return world.is_condition("Progressing", "False", "RolloutStopped")
+
+    await world.until(give_up)
+    assert len(tried) == 3
+    await world.until(lambda: len(world.pods("prefill")) == 1)
+    await world.settled()
+
+
+def respec_prefill(world, threads):
+    template = {"spec": {"containers": [{"name": "engine", "env": [{"name": "THREADS", "value": threads}]}]}}
+    world.respec(prefill={**world.service()["spec"]["prefill"], "template": template})
+
+
+async def test_a_new_leader_does_not_try_a_stopped_rollout_again_until_the_spec_changes(world):
+    await stopped_rollout(world)
+    other = await world.successor()
+    world.api.calls.clear()
+    async with other.running():
+        other.queue.add(("default", "chat"))
+        await other.settled()
+        assert world.api.writes == []
+        assert other.is_condition("Progressing", "False", "RolloutStopped")
+        assert "has no such image" in other.condition("Progressing")["message"]
+        respec_prefill(other, "2")
+        await other.until(lambda: len(other.pods("prefill")) == 2)
+
+
+@pytest.mark.parametrize("while_nobody_led", [True, False])
+async def test_who_ends_a_pause_has_a_stopped_rollout_tried_again_whoever_leads_then(world, while_nobody_led):
+    await stopped_rollout(world)
+    world.annotate(world.service(), paused="true")
+    await world.until(lambda: world.is_condition("Paused", "True"))
+    await world.settled()
+    other = await world.successor()
+    if while_nobody_led:
+        world.annotate(world.service(), paused="false")
+    async with other.running():
+        other.queue.add(("default", "chat"))
+        if not while_nobody_led:
+            await other.settled()
+            assert len(other.pods("prefill")) == 1
+            world.annotate(world.service(), paused="false")
+        await other.until(lambda: len(other.pods("prefill")) == 2)
+
+
+async def test_the_budget_counts_what_still_ends_after_a_pool_was_deleted_by_hand(world):
+    role = {"minReplicas": 1, "maxReplicas": 3, "accelerator": {"count": 1}}
+    await ready(world, prefill=role, decode=role, gpuBudget=2)
+    pool, pod = world.api.one(DECODE_POOLS, "chat-decode"), world.pods("decode")[0]
+    # The collector gives pods their grace; the pool itself is gone at once.
+    world.api.objects.pop((DECODE_POOLS, "default", "chat-decode"))
+    world.api._tell("DELETED", {**pool, "metadata": {**pool["metadata"], "resourceVersion": "99999"}})
+    await world.until(lambda: world.api.one(DECODE_POOLS, "chat-decode"))
+    world.api.change(pod, lambda document: document["metadata"].update(deletionTimestamp="2026-01-01T00:00:30Z"))
+    await world.settled()
+    assert world.pods("decode") == [world.api.one(PODS, pod["metadata"]["name"])]
+    world.api.remove(world.api.one(PODS, pod["metadata"]["name"]))
+    await world.until(lambda: len(world.pods("decode")) == 1)
 
 
 async def test_a_deleted_service_takes_all_of_it_along_and_leaves_what_is_not_its_own(world):
@@ -331,6 +467,37 @@ async def test_an_object_of_somebody_else_that_has_a_childs_name_is_not_touched(
     assert world.api.one(SERVICES, "chat")["spec"]["type"] == "ClusterIP"
 
 
+async def test_each_object_of_a_new_service_is_made_with_one_call(world):
+    world.api.seed(service())
+    await world.until(lambda: len(world.pods()) == 2)
+    made = [what for verb, what in world.api.calls if verb in {"apply", "create"} and not what.startswith("Event/")]
+    assert len(made) == len(set(made)) == 12
+    assert [call for call in world.api.calls if call[0] == "get"] == []
+
+
+async def test_an_own_object_that_the_cache_does_not_know_yet_is_kept(world):
+    await ready(world)
+    live = world.api.one(SERVICES, "chat")
+    world.caches.of(SERVICES).remove({**live, "metadata": {**live["metadata"], "resourceVersion": "0"}})
+    world.api.calls.clear()
+    world.queue.add(("default", "chat"))
+    await world.settled()
+    assert world.api.calls == [("apply", "Service/chat"), ("get", "Service/chat")]
+    assert world.api.one(SERVICES, "chat") == live
+
+
+async def test_one_object_that_cannot_be_made_keeps_no_other_from_being_made_but_those_that_need_it(world):
+    def fail(verb, resource, name):
+        return ForbiddenError("exceeded quota") if verb == "apply" and resource is SERVICES else None
+
+    world.api.fail = fail
+    world.api.seed(service())
+    await world.until(lambda: world.is_condition("Degraded", "True", "ApplyFailed"))
+    names = world.names()
+    assert {"PrefillPool/chat-prefill", "DecodePool/chat-decode", "PodDisruptionBudget/chat-router"} <= set(names)
+    assert "Deployment/chat-router" not in names
+
+
 async def test_what_the_server_refuses_is_told_and_tried_again(world):
     refusing = [True]
 
@@ -393,7 +560,9 @@ async def test_a_changed_spec_changes_what_follows_from_it_and_no_more(world):
     world.respec(router={"replicas": 3})
     await world.until(lambda: world.service()["status"]["router"]["desired"] == 3)
     await world.settled()
-    assert {what for verb, what in world.api.writes if verb == "apply"} == {"Deployment/chat-router"}
+    # The pool keeps the accepted spec.
+    applied = {what for verb, what in world.api.writes if verb == "apply"}
+    assert applied == {"Deployment/chat-router", "PrefillPool/chat-prefill"}
     assert world.service()["status"]["observedGeneration"] == 2
 
 

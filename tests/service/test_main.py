@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import sys
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 from aiohttp import web
 from substrate.polling import polled
 
-from kllm_operator.main import main
+from kllm_operator.main import Operator, main
 
 _KUBECONFIG = """
 apiVersion: v1
@@ -63,6 +64,26 @@ def test_settings_that_cannot_be_read_end_it_with_one_line(tmp_path, capsys):
 def test_without_a_way_to_the_api_server_it_says_what_was_tried(settings, tmp_path, capsys):
     assert main(["--config", str(settings), "--kubeconfig", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("queue", "ticking", "trouble", "why"),
+    [
+        ((500.0, 500.0), 1700.0, "", ""),
+        ((700.0, 0.0), 0.0, "", "a reconcile has lasted 700 s"),
+        ((0.0, 700.0), 0.0, "", "no reconcile was begun for 700 s while some were wanted"),
+        ((0.0, 0.0), 2000.0, "", "a tick of a control loop has lasted 2000 s"),
+        ((0.0, 0.0), 0.0, "no watch told of anything", "no watch told of anything"),
+    ],
+)
+def test_it_is_dead_when_one_of_its_parts_goes_on_no_more(queue, ticking, trouble, why):
+    longest, stalled = queue
+    operator = SimpleNamespace(
+        _queue=SimpleNamespace(longest_seconds=longest, stalled_seconds=stalled),
+        _keeper=SimpleNamespace(ticking_seconds=ticking),
+        _informer=SimpleNamespace(trouble=trouble),
+    )
+    assert Operator._why_dead(operator) == why
 
 
 @pytest.mark.parametrize("elects", [True, False])

@@ -80,11 +80,11 @@ class MemorySubstrate(Substrate):
                 raise StepRefusedError("AlreadyServing", f"{instance_id} is {seen.state}")
             await self._end(instance_id, 0.0)
 
-    async def drain(self, instance_id: str, *, deadline_seconds: float) -> bool:
+    async def drain(self, instance_id: str, *, deadline_seconds: float, to: Role | None = None) -> bool:
         seen = self._get(instance_id)
         if seen.state not in {S.SERVING, S.DRAINING} or seen.ending:
             raise StepRefusedError("NotServing", f"{instance_id} is {seen.state}")
-        self._put(instance_id, state=S.DRAINING, message="drains")
+        self._put(instance_id, state=S.DRAINING, message="drains", draining_to=to)
         return await self._ongoing.join("drain", instance_id, lambda: self._drain(instance_id, deadline_seconds))
 
     async def stop(self, instance_id: str) -> None:
@@ -99,7 +99,7 @@ class MemorySubstrate(Substrate):
             if not seen.drained or seen.ending:
                 raise StepRefusedError("NotDrained", f"{instance_id} is {seen.state}")
             self.requested.pop(instance_id, None)
-            self._put(instance_id, role=to, state=S.STARTING)
+            self._put(instance_id, role=to, state=S.STARTING, draining_to=None)
         return await self._ongoing.join("flip", instance_id, lambda: self._switch(instance_id, to))
 
     async def observe(self) -> Sequence[Observed]:

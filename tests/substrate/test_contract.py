@@ -123,6 +123,16 @@ async def test_only_what_serves_is_drained(driver):
         await driver.substrate.drain("chat-decode-7", deadline_seconds=1)
 
 
+async def test_to_which_role_it_drains_is_told_until_it_has_it(driver):
+    name = await serving(driver, D)
+    assert await driver.substrate.drain(name, deadline_seconds=5, to=P)
+    assert (await seen(driver))[name].draining_to is P
+    await driver.substrate.flip(name, P)
+    assert (await seen(driver))[name].draining_to is None
+    assert await driver.substrate.drain(name, deadline_seconds=5)
+    assert (await seen(driver))[name].draining_to is None
+
+
 async def test_a_stop_leaves_nothing_and_may_be_asked_for_by_many(driver):
     name = await drained(driver)
     await asyncio.gather(*(driver.substrate.stop(name) for _ in range(3)))
@@ -177,12 +187,13 @@ async def test_what_is_not_drained_does_not_flip(driver):
 
 @pytest.mark.parametrize(("how", "error"), [("refuses", StepRefusedError), ("breaks", SubstrateError)])
 async def test_a_flip_that_fails_leaves_it_drained_in_its_role_to_be_stopped(driver, how, error):
-    name = await drained(driver, D)
+    name = await serving(driver, D)
+    assert await driver.substrate.drain(name, deadline_seconds=5, to=P)
     driver.ask(name, how)
     with pytest.raises(error):
         await driver.substrate.flip(name, P)
     found = (await seen(driver))[name]
-    assert (found.role, found.state, found.drained) == (D, DRAINING, True)
+    assert (found.role, found.state, found.drained, found.draining_to) == (D, DRAINING, True, None)
     await driver.substrate.stop(name)
     assert await seen(driver) == {}
 

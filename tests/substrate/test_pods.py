@@ -207,6 +207,21 @@ async def test_a_new_leader_goes_on_with_a_drain(driver):
     assert (await seen(driver))[name].drained
 
 
+async def test_a_new_leader_knows_of_a_drain_what_shall_come_then(driver):
+    name = await serving(driver, D)
+    driver.ask(name, "busy")
+    draining = asyncio.create_task(driver.substrate.drain(name, deadline_seconds=30, to=P))
+    await polled(lambda: annotation(driver, name, labels.DRAIN_UNTIL))
+    await driver.take_over()
+    await asyncio.gather(draining, return_exceptions=True)
+    assert (await seen(driver))[name].draining_to is P
+    driver.ask_no_more(name, "busy")
+    await polled(lambda: annotation(driver, name, labels.DRAINED) == "true")
+    assert (await seen(driver))[name].draining_to is P
+    assert await driver.substrate.flip(name, P) > 0
+    assert annotation(driver, name, labels.DRAINING_TO) is None
+
+
 async def test_a_new_leader_goes_on_with_a_flip_that_the_agent_has_not_begun(driver):
     name = await serving(driver, D)
     await driver.substrate.drain(name, deadline_seconds=5)
@@ -278,7 +293,7 @@ async def test_a_new_leader_asks_the_agent_of_a_slot_that_was_given_a_role(drive
 async def test_pods_with_equal_labels_that_the_pools_do_not_own_are_left_alone(driver):
     mine = await serving(driver)
     for number, owner in enumerate(
-        ([], [{"kind": "PrefillPool", "name": "chat-prefill", "uid": "another", "controller": True}])
+        ([], [{"kind": "PrefillPool", "name": "other-prefill", "uid": "another", "controller": True}])
     ):
         metadata = driver.pod(mine)["metadata"] | {"name": f"chat-engine-other{number}", "ownerReferences": owner}
         driver.api.seed({**driver.pod(mine), "metadata": metadata})
@@ -289,6 +304,29 @@ async def test_pods_with_equal_labels_that_the_pools_do_not_own_are_left_alone(d
         await driver.substrate.drain("chat-engine-other1", deadline_seconds=1)
     assert {"chat-engine-other0", "chat-engine-other1"} <= set(driver.api.names(PODS))
     assert {name for verb, name in driver.api.writes if "other" in name} == set()
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_pods_of_a_pool_that_was_deleted_count_until_they_are_gone_and_nothing_is_done_to_them(driver, deleted):
+    """Kubernetes' collector may not have come to them yet."""
+    name = await serving(driver, D)
+
+    def orphan(pod):
+        pod["metadata"]["ownerReferences"][0]["uid"] = "of-the-pool-before"
+        if deleted:
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z"
+
+    driver.api.change(driver.pod(name), orphan)
+    found = (await seen(driver))[name]
+    assert (found.role, found.ending, found.agent) == (D, True, None)
+    writes = len(driver.api.writes)
+    for step in (driver.substrate.stop(name), driver.substrate.cancel(name)):
+        await step
+    with pytest.raises(StepRefusedError):
+        await driver.substrate.drain(name, deadline_seconds=1)
+    assert len(driver.api.writes) == writes
+    driver.api.remove(driver.pod(name))
+    assert name not in await seen(driver)
 
 
 async def test_another_pod_of_the_same_name_is_not_deleted(driver):
@@ -416,6 +454,7 @@ async def test_a_pod_that_no_node_takes_is_starting_and_says_why_and_is_gone_at_
 
 async def test_a_pod_that_hangs_says_what_events_say_of_it_until_it_runs(driver, monkeypatch):
     monkeypatch.setattr(kubernetes_events, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes_events, "_AGAIN_SECONDS", 0.02)
     note = 'MountVolume.SetUp failed for volume "model" : hostPath type check failed: /srv/llama is not a directory'
     driver.api.hangs = note
     name = await driver.substrate.start(P)
@@ -427,6 +466,7 @@ async def test_a_pod_that_hangs_says_what_events_say_of_it_until_it_runs(driver,
 
 async def test_a_kubelet_that_has_not_read_a_secret_yet_is_no_problem(driver, monkeypatch):
     monkeypatch.setattr(kubernetes_events, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes_events, "_AGAIN_SECONDS", 0.02)
     driver.api.hangs = (
         'MountVolume.SetUp failed for volume "fleet-token" : failed to sync secret cache: '
         "timed out waiting for the condition"

@@ -183,8 +183,7 @@ class Client:
                     row.fail("stream_error", _error_text(chunk) or data)
                     return
                 if self._has_token(chunk):
-                    row.last = clock()
-                    row.first = row.last if row.first is None else row.first
+                    row.hear(clock())
                     pieces += 1
                 elif row.first is not None and _closes(chunk):
                     # The last tokens may have no text of their own, and are in the count of tokens all the same.

@@ -24,7 +24,7 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() != ".png":
         raise OptionError("--plot", f"{path} must end with .png")
     if importlib.util.find_spec("matplotlib") is None:
-        raise OptionError("--plot", "it needs matplotlib, which is not installed; run: pip install matplotlib")
+        raise OptionError("--plot", "it needs matplotlib, which is not installed; run: pip install 'kllm[plot]'")
 
 
 def draw(rows: Sequence[Row], path: Path, *, title: str, goals: Goals) -> None:

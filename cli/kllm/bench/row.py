@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -30,6 +30,8 @@ class Row:
         ended: when the answer was complete, or failed.
         error: kind of the failure, `http_503` for instance.
         message: what the server or the connection said.
+        keeps_times: write down when each piece of the answer came, too.
+        times: when each did, if so.
     """
 
     index: int
@@ -45,6 +47,8 @@ class Row:
     completion_tokens: int | None = None
     error: str | None = None
     message: str | None = None
+    keeps_times: bool = False
+    times: list[float] = field(default_factory=list)
 
     @property
     def ttft(self) -> float | None:
@@ -67,6 +71,13 @@ class Row:
     def lag(self) -> float | None:
         """Seconds that the client itself was late."""
         return None if self.sent is None else self.sent - self.scheduled
+
+    def hear(self, at: float) -> None:
+        """A piece of the answer came."""
+        self.last = at
+        self.first = at if self.first is None else self.first
+        if self.keeps_times:
+            self.times.append(at)
 
     def fail(self, kind: str, message: str) -> None:
         """It failed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 from kllm.bench.arrivals import Arrivals, arrivals
 from kllm.bench.attainment import Goals
 from kllm.bench.exceptions import OptionError
+from kllm.bench.files import check_file
 from kllm.bench.lengths import Lengths, parse_lengths
 from kllm.bench.plan import Planned, generators, plan_of_arrivals, plan_of_trace
 from kllm.bench.plot import check_plot
@@ -63,8 +63,7 @@ class Settings:
     @property
     def base_url(self) -> str:
         """The address without /v1."""
-        base = (self.url or "").strip().rstrip("/").removesuffix("/v1")
-        return base if "://" in base else f"http://{base}"
+        return base_url(self.url or "")
 
     def check(self) -> None:
         """Find what is wrong before anything is sent or read.
@@ -83,11 +82,11 @@ class Settings:
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise OptionError("--api-key", "it has characters that no header may have; check how it was copied")
         if self.url is not None:
-            self._check_url()
+            check_url(self.url)
         self._check_load()
         for option, path in (("--json", self.json), ("--plot", self.plot)):
             if path is not None:
-                _check_file(option, path)
+                check_file(option, path)
         if self.plot is not None:
             check_plot(self.plot)
 
@@ -127,15 +126,6 @@ class Settings:
             seed=self.seed,
         )
 
-    def _check_url(self) -> None:
-        try:
-            parts = urlsplit(self.base_url)
-            is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_good = False
-        if not is_good:
-            raise OptionError("--url", f"{self.url!r} is no address; use http://HOST:PORT or https://HOST")
-
     def _check_load(self) -> None:
         if (self.rate is None) == (self.trace is None):
             raise OptionError("--rate", "give either --rate R --duration S or --trace FILE")
@@ -151,15 +141,29 @@ class Settings:
             raise OptionError("--arrivals", "a trace has its own; leave it out")
 
 
+def base_url(url: str) -> str:
+    """An address without /v1, and with a scheme."""
+    base = url.strip().rstrip("/").removesuffix("/v1")
+    return base if "://" in base else f"http://{base}"
+
+
+def check_url(url: str) -> None:
+    """See that an address is one.
+
+    Raises:
+        OptionError: it is none.
+    """
+    try:
+        parts = urlsplit(base_url(url))
+        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise OptionError("--url", f"{url!r} is no address; use http://HOST:PORT or https://HOST")
+
+
 def _lengths(option: str, text: str) -> Lengths:
     try:
         return parse_lengths(text)
     except ValueError as error:
         raise OptionError(option, str(error)) from error
-
-
-def _check_file(option: str, path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        raise OptionError(option, f"{path} cannot be written; name a file in a folder that exists")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise OptionError(option, f"{path} cannot be written; name another file")

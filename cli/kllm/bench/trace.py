@@ -9,7 +9,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,16 +31,23 @@ class Recorded:
     Attributes:
         at: seconds.
         blocks: ids of the prompt's blocks of 512 tokens, where the trace has them; equal ids begin equal prompts.
+        line: of the file, for messages.
     """
 
     at: float
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+    line: int = field(default=0, compare=False)
 
 
-def read_trace(path: Path, *, limit: int | None = None) -> list[Recorded]:
+def read_trace(path: Path, *, limit: int | None = None, ordered: bool = False) -> list[Recorded]:
     """Requests sorted by time, which begins at 0; at most `limit` of those that stand first in the file.
+
+    Args:
+        path: plain or gzipped.
+        limit: None takes all.
+        ordered: refuse a file whose times run backwards, instead of sorting it.
 
     Raises:
         TraceError: the file cannot be read, or holds something else.
@@ -50,14 +57,14 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[Recorded]:
             zipped = file.read(2) == b"\x1f\x8b"
         opener = gzip.open if zipped else open
         with opener(path, "rt", encoding="utf-8", newline="") as lines:
-            return parse_trace(lines, limit=limit)
+            return parse_trace(lines, limit=limit, ordered=ordered)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
-def parse_trace(lines: Iterable[str], *, limit: int | None = None) -> list[Recorded]:
+def parse_trace(lines: Iterable[str], *, limit: int | None = None, ordered: bool = False) -> list[Recorded]:
     """The same from lines.
 
     Raises:
@@ -65,8 +72,11 @@ def parse_trace(lines: Iterable[str], *, limit: int | None = None) -> list[Recor
     """
     lines = iter(lines)
     first = next(lines, "")
+    if not first:
+        raise TraceError("it is empty")
     is_mooncake = first.lstrip().startswith("{")
     rows = _mooncake(itertools.chain([first], lines)) if is_mooncake else _table(first, lines)
+    rows = _forwards(rows) if ordered else rows
     recorded = list(itertools.islice(rows, MAX_ROWS + 1 if limit is None else limit))
     if not recorded:
         raise TraceError("it holds no requests")
@@ -100,9 +110,21 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Recorded]:
         try:
             row = json.loads(line)
             blocks = tuple(abs(int(block)) for block in row.get("hash_ids", ()))
-            yield _recorded(float(row["timestamp"]) / 1000, row["input_length"], row["output_length"], blocks=blocks)
+            tokens = row["input_length"], row["output_length"]
+            yield _recorded(float(row["timestamp"]) / 1000, *tokens, blocks=blocks, line=number)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TraceError(f"line {number} is no Mooncake request: {error!r}") from error
+
+
+def _forwards(rows: Iterable[Recorded]) -> Iterator[Recorded]:
+    before = None
+    for row in rows:
+        if before is not None and row.at < before.at:
+            raise TraceError(
+                f"line {row.line}: time runs backwards, by {before.at - row.at:g} s from line {before.line}; sort it"
+            )
+        before = row
+        yield row
 
 
 def _table(header: str, lines: Iterator[str]) -> Iterator[Recorded]:
@@ -118,22 +140,30 @@ def _table(header: str, lines: Iterator[str]) -> Iterator[Recorded]:
         if not row:
             continue
         try:
-            at, input_tokens, output_tokens = (row[place] for place in places)
-            yield _recorded(time_of(at), input_tokens, output_tokens)
-        except (ValueError, IndexError) as error:
+            at, input_tokens, output_tokens = _cells(row, places, columns=len(columns))
+            yield _recorded(time_of(at), input_tokens, output_tokens, line=number)
+        except ValueError as error:
             raise TraceError(f"line {number} is no request: {error!r}") from error
 
 
+def _cells(row: list[str], places: list[int], *, columns: int) -> list[str]:
+    if len(row) != columns:
+        raise ValueError(f"{len(row)} columns, and the header has {columns}")
+    return [row[place] for place in places]
+
+
 def _recorded(
-    at: float, input_tokens: str | int, output_tokens: str | int, *, blocks: tuple[int, ...] = ()
+    at: float, input_tokens: str | int, output_tokens: str | int, *, blocks: tuple[int, ...] = (), line: int
 ) -> Recorded:
     if not math.isfinite(at):
         raise ValueError("its time is no number")
     tokens = int(input_tokens), int(output_tokens)
     if max(tokens) > MAX_TOKENS:
         raise ValueError(f"more than {MAX_TOKENS} tokens")
+    if min(tokens) < 0:
+        raise ValueError(f"a negative number of tokens, {min(tokens)}")
     # An answer without a token cannot be asked for; the smallest request stands for an empty one.
-    return Recorded(at, max(1, tokens[0]), max(1, tokens[1]), blocks)
+    return Recorded(at, max(1, tokens[0]), max(1, tokens[1]), blocks, line)
 
 
 def _azure_time(text: str) -> float:

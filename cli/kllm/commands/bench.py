@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from kllm.bench.exceptions import BenchError, OptionError
+from kllm.bench.files import write_json
 from kllm.bench.machine import allow_connections
 from kllm.bench.plan import Planned
 from kllm.bench.plot import draw
@@ -60,24 +58,10 @@ def _write(result: Result) -> bool:
     settings = result.settings
     try:
         if settings.json is not None:
-            _write_json(settings.json, result)
+            write_json(settings.json, result.document())
         if settings.plot is not None:
             draw(result.rows, settings.plot, title=result.title, goals=settings.goals)
     except OSError as error:
         print(f"kllm: the results could not be written: {error}", file=sys.stderr)
         return False
     return True
-
-
-def _write_json(path: Path, result: Result) -> None:
-    """Readers find the whole document or none; a device or a pipe is written as it is."""
-    text = json.dumps(result.document(), indent=1) + "\n"
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

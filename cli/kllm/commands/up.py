@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from kllm.bench.exceptions import OptionError
+from kllm.bench.files import check_new_file
 from kllm.cache import cache_directory
 from kllm.controlling import control
+from kllm.history.recorder import Recorder
 from kllm.running import Endpoint, RefusedError, run_until_signalled, up
+from kllm.sim.engines import EngineError, engine
 from kllm.steps import JsonSteps, Steps, terminal_steps
 from kllm_core.kinds.manifest import ManifestError, read_service
 from kllm_core.kinds.service import InferenceService
+from kllm_core.timing import EngineTiming
 from kllm_engine.pace import PaceError, parse_pace
 from kllm_operator.loop.settings import LoopSettings, SettingError
 from kllm_operator.service.scaled import with_chunks
@@ -32,10 +38,15 @@ class Tuning:
     Attributes:
         pace: how long the engines' steps are made to last, or a JSON file that says so; None leaves them as they are.
         tune: settings of the control loop, each as NAME=VALUE.
+        engine: a known engine, or the file of one, whose timing the planner begins with; None: the
+            manifest's, or a common one.
+        record: a new file that all that the loop decides from is written to; None: nothing is recorded.
     """
 
     pace: str | None = None
     tune: tuple[str, ...] = ()
+    engine: str | None = None
+    record: Path | None = None
 
     def canonical_pace(self) -> str | None:
         """The pace as agents take it.
@@ -49,6 +60,24 @@ class Tuning:
             return str(parse_pace(Path(self.pace).read_text("utf-8") if self.pace.endswith(".json") else self.pace))
         except OSError as error:
             raise PaceError(f"{self.pace}: {error.strerror}") from error
+
+    def prior(self) -> EngineTiming | None:
+        """Timing that the planner's learning begins with.
+
+        Raises:
+            EngineError: there is no such engine.
+        """
+        return None if self.engine is None else engine(self.engine).timing
+
+    def recorder(self, endpoint: Endpoint) -> contextlib.AbstractContextManager[Recorder | None]:
+        """What records, if anything does.
+
+        Raises:
+            OSError: the file exists, or cannot be written.
+        """
+        if self.record is None:
+            return contextlib.nullcontext()
+        return Recorder(self.record, service=endpoint.service, start_seconds=endpoint.start_seconds)
 
     def settings(self) -> LoopSettings:
         """Settings of the control loop.
@@ -73,9 +102,12 @@ def run(file: Path, *, address: RouterAddress, cache_dir: Path | None, as_json: 
         return 2
     try:
         settings = with_chunks(tuning.settings(), service)
-        pace = tuning.canonical_pace()
-    except (SettingError, PaceError) as error:
-        print(f"kllm: {'--pace: ' if isinstance(error, PaceError) else ''}{error}", file=sys.stderr)
+        pace, prior = tuning.canonical_pace(), tuning.prior()
+        if tuning.record is not None:
+            check_new_file("--record", tuning.record)
+    except (SettingError, PaceError, EngineError, OptionError) as error:
+        option = "--pace: " if isinstance(error, PaceError) else "--engine: " if isinstance(error, EngineError) else ""
+        print(f"kllm: {option}{error}", file=sys.stderr)
         return 2
     steps: Steps = JsonSteps() if as_json else terminal_steps()
     served: list[Endpoint] = []
@@ -87,7 +119,10 @@ def run(file: Path, *, address: RouterAddress, cache_dir: Path | None, as_json: 
             ) as endpoint:
                 served.append(endpoint)
                 _announce(endpoint, steps)
-                raise await control(endpoint, service, steps=steps, settings=settings, pace=pace)
+                with tuning.recorder(endpoint) as recorder:
+                    raise await control(
+                        endpoint, service, steps=steps, settings=settings, pace=pace, prior=prior, recorder=recorder
+                    )
         except (SubstrateError, RefusedError) as error:
             return explain(error)
 

@@ -61,7 +61,7 @@ def explained(service: Service, instances: list[Instance], events: list[Event], 
         yield "Conditions"
         for each in notable:
             yield f"  {each.type} is {each.status} ({each.reason}){_tail(each.message)}"
-    waiting = [each for each in instances if each.requested or (each.message and each.state != "Running")]
+    waiting = [each for each in instances if each.requested or each.message]
     if waiting:
         yield ""
         yield "Instances"

@@ -12,9 +12,13 @@ from kllm.kubectl.exceptions import PluginError
 from kllm.kubectl.kubectl import PODS, SERVICES, Document, Kubectl
 from kllm_core import labels
 from kllm_core.conditions import ConditionType
+from kllm_core.fleet import InstanceState
 from kllm_core.kinds.base import Scaling
 from kllm_core.kinds.status import Condition, RoleStatus, ServiceStatus
 from kllm_core.objectives import Role
+
+_RUNNING = frozenset({InstanceState.STARTING, InstanceState.SERVING, InstanceState.DRAINING, InstanceState.SLOT})
+"""States of pods that run, of which their agents know more."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Service:
     def scaling(self) -> Scaling:
         """Who writes the pools' replica counts."""
         return Scaling.EXTERNAL if self.spec.get("scaling") == Scaling.EXTERNAL else Scaling.SLO
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether its routers answer only those who show an API key."""
+        return bool(_part(self.spec, "router").get("apiKeysSecretName"))
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, if it was ever set."""
@@ -107,7 +116,7 @@ def instance_of(pod: Document, told: Document) -> Instance:
     metadata, status = _part(pod, "metadata"), _part(pod, "status")
     marks, notes = _part(metadata, "labels"), _part(metadata, "annotations")
     state, message = _pod_state(pod)
-    if state == "Running" and told:
+    if told and state in _RUNNING:
         state, message = str(told.get("state", state)), str(told.get("message", ""))
     load = told.get("load")
     return Instance(
@@ -166,10 +175,27 @@ def _pod_state(pod: Document) -> tuple[str, str]:
                 reason = str(why.get("reason", ""))
                 if reason and reason not in {"PodInitializing", "ContainerCreating", "Completed"}:
                     return reason, str(why.get("message", ""))
+    if phase == "Running":
+        return _running_state(pod), ""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("reason") or phase), str(condition.get("message", ""))
     return phase, ""
+
+
+def _running_state(pod: Document) -> str:
+    """What the operator's marks and the kubelet say of an engine that runs, in the words of its agent."""
+    metadata = _part(pod, "metadata")
+    marks, notes = _part(metadata, "labels"), _part(metadata, "annotations")
+    conditions = _part(pod, "status").get("conditions") or []
+    ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+    if labels.SWITCHING_TO in notes:
+        return InstanceState.STARTING.value
+    if labels.DRAIN_UNTIL in notes:
+        return InstanceState.DRAINING.value
+    if marks.get(labels.ROLE) == labels.ROLE_SLOT:
+        return InstanceState.SLOT.value
+    return InstanceState.SERVING.value if ready else InstanceState.STARTING.value
 
 
 def _part(document: Document, name: str) -> Document:

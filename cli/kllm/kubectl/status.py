@@ -49,7 +49,7 @@ def ready(service: Service) -> str:
 
 def _show_one(kubectl: Kubectl, service: Service, output: Output | None) -> None:
     inside = kubectl.inside(service.namespace)
-    told, problem = told_by_router(inside, service.namespace, service.name)
+    told, problem = told_by_router(inside, service)
     instances = find_instances(inside, service, told)
     if output in {Output.JSON, Output.YAML}:
         print_told(document(service) | {"instances": [document(each) for each in instances]}, output)

@@ -10,7 +10,7 @@ from kllm.kubectl.cells import kv_share, load, text
 from kllm.kubectl.exceptions import KubectlError
 from kllm.kubectl.kubectl import Document, Kubectl
 from kllm.kubectl.router import told_by_router
-from kllm.kubectl.services import Service, find_services
+from kllm.kubectl.services import Service, find_instances, find_services
 from kllm.tables import new_console, new_table
 from kllm_core.objectives import Role
 
@@ -52,7 +52,11 @@ def _view(kubectl: Kubectl, name: str | None) -> tuple[RenderableType, list[str]
     parts: list[RenderableType] = []
     problems: list[str] = []
     for service in find_services(kubectl, name):
-        told, problem = told_by_router(kubectl.inside(service.namespace), service.namespace, service.name)
+        inside = kubectl.inside(service.namespace)
+        told, problem = told_by_router(inside, service)
+        if problem:
+            pods = find_instances(inside, service, {})
+            told = {each.name: {"id": each.name, "role": each.role, "state": each.state} for each in pods}
         parts += [_heading(service), _table(told)]
         problems += [problem] if problem else []
     return Group(*parts), problems

@@ -14,6 +14,11 @@ from kllm_core.kinds.status import PoolStatus
 from kllm_core.objectives import Role
 
 _NAME = name_rule(48)
+_SPEC = (
+    "Desired state. An InferenceService writes that of its own pools. A pool that is applied by itself is scaled by "
+    "whoever writes replicas; its instances are of the service that its label kllm.io/service names, or else of one of "
+    "the pool's own name, which has one pool of each role and routers of your own."
+)
 
 
 class PoolSpec(RoleSpec):
@@ -27,7 +32,8 @@ class PoolSpec(RoleSpec):
         1,
         ge=0,
         le=MOST_INSTANCES,
-        description="Instances wanted now; the scale subresource writes it. Bounded by minReplicas and maxReplicas.",
+        description="Instances wanted now; the scale subresource writes it. Bounded by minReplicas and maxReplicas. "
+        "Of a pool without an InferenceService it is yours, or an autoscaler's, to write.",
     )
     model: ModelSpec = Field(description="What is served.")
     objectives: ObjectivesSpec = Field(description="What its users are promised.")
@@ -53,7 +59,7 @@ class PrefillPool(Part):
     api_version: Literal["kllm.io/v1alpha1"] = Field(description="kllm.io/v1alpha1")
     kind: Literal["PrefillPool"] = Field(description="PrefillPool")
     metadata: Metadata = Field(description="Name, namespace, labels and annotations.")
-    spec: PoolSpec = Field(description="Desired state.")
+    spec: PoolSpec = Field(description=_SPEC)
     status: PoolStatus = Field(default_factory=PoolStatus, description="Observed state; the operator writes it.")
 
 
@@ -65,5 +71,5 @@ class DecodePool(Part):
     api_version: Literal["kllm.io/v1alpha1"] = Field(description="kllm.io/v1alpha1")
     kind: Literal["DecodePool"] = Field(description="DecodePool")
     metadata: Metadata = Field(description="Name, namespace, labels and annotations.")
-    spec: Annotated[PoolSpec, DECODE_CONTEXT] = Field(description="Desired state.")
+    spec: Annotated[PoolSpec, DECODE_CONTEXT] = Field(description=_SPEC)
     status: PoolStatus = Field(default_factory=PoolStatus, description="Observed state; the operator writes it.")

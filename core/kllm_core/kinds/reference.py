@@ -45,6 +45,11 @@ The operator makes one of each for a service, `NAME-prefill` and `NAME-decode`. 
 `spec.prefill` or `spec.decode`, and `model`, `objectives`, `cache` and `transferBackend` of the service; their statuses
 have those of `status.prefill`, and `observedGeneration`, `conditions` and `revision`. And besides:
 """
+_ALONE = """
+One that is applied by itself is scaled by whoever writes `spec.replicas`. Its instances are of the service that its label
+`kllm.io/service` names, or else of one of the pool's own name; that has one pool of each role, which agree on `model`,
+`cache` and `transferBackend`, and routers of your own ([kubernetes.md](kubernetes.md#pools-without-a-service)).
+"""
 
 
 def markdown() -> str:
@@ -61,6 +66,7 @@ def markdown() -> str:
             _STATUS, _TABLE, *_rows(status, "status"),
             _POOLS, _TABLE, *_rows(_further(pool, "spec", spec), "spec"),
             *_rows(_further(pool, "status", status), "status"),
+            _ALONE,
         )
     )  # fmt: skip
 

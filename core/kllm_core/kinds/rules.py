@@ -53,4 +53,4 @@ class Rule:
 
 def unchangeable(name: str, why: str) -> Rule:
     """A field that keeps the value that it was made with."""
-    return Rule(cel="self == oldSelf", message=f"{name} cannot be changed: {why}; make another InferenceService")
+    return Rule(cel="self == oldSelf", message=f"{name} cannot be changed: {why}; make another one")

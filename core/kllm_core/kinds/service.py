@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from kllm_core.kinds.base import KvType, Metadata, Part, Scaling, TransferBackend, WholeNumber, name_rule
 from kllm_core.kinds.model import ModelSpec
@@ -12,7 +12,9 @@ from kllm_core.kinds.role import DECODE_CONTEXT, RoleSpec
 from kllm_core.kinds.rules import Rule, unchangeable
 from kllm_core.kinds.status import ServiceStatus
 from kllm_core.kinds.template import PodTemplate
+from kllm_core.labels import ENGINE_TIMING
 from kllm_core.objectives import Binding, Objectives, Role
+from kllm_core.timing import EngineTiming, parse_timing
 
 _PAIRING = "instances of before and after the change could not pair while it is rolled out"
 
@@ -74,6 +76,13 @@ class RolloutSpec(Part):
     )
 
 
+_NO_HOST_TIER = Rule(
+    cel="self == 0",
+    message="cache.hostGibibytes must be 0: no instance keeps KV in host memory yet; leave it out",
+    holds=lambda self: self == 0,
+)
+
+
 class CacheSpec(Part):
     """KV cache, equal for prefill and decode."""
 
@@ -83,8 +92,8 @@ class CacheSpec(Part):
     kv_type: Annotated[KvType, unchangeable("cache.kvType", _PAIRING)] = Field(
         KvType.AUTO, description="Element type of the KV cache, of prefill and decode alike. It cannot be changed."
     )
-    host_gibibytes: WholeNumber = Field(
-        0, ge=0, le=65536, description="Host memory tier per instance; not available yet."
+    host_gibibytes: Annotated[WholeNumber, _NO_HOST_TIER] = Field(
+        0, ge=0, le=65536, description="Host memory tier per instance; not available yet, so that 0 is the only value."
     )
 
 
@@ -158,3 +167,17 @@ class InferenceService(Part):
     def name(self) -> str:
         """Its name, unique in its namespace."""
         return self.metadata.name
+
+    @property
+    def timing(self) -> EngineTiming | None:
+        """Timing of its engines, if an annotation tells it."""
+        text = self.metadata.annotations.get(ENGINE_TIMING)
+        return None if text is None else parse_timing(text)
+
+    @model_validator(mode="after")
+    def _tells_a_timing_that_can_be_read(self) -> Self:
+        try:
+            _ = self.timing
+        except ValueError as error:
+            raise ValueError(f"metadata.annotations.{ENGINE_TIMING}: {error}") from error
+        return self

@@ -65,7 +65,9 @@ def pod(name: str, role: str = "prefill", **changes: Any) -> dict[str, Any]:
             "annotations": changes.pop("annotations", {}), **changes.pop("metadata", {}),
         },
         "spec": {"nodeName": "node-1"},
-        "status": {"phase": "Running", "podIP": "10.0.0.1", **changes},
+        "status": {
+            "phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}], **changes
+        },
     }  # fmt: skip
 
 
@@ -159,8 +161,36 @@ def test_a_router_that_does_not_answer_leaves_the_pods_words(cluster):
     cluster.world["raw"] = {}
     result = cluster.kllm("status", "chat")
     assert result.exit_code == 0
-    assert line_of(result, "chat-engine-a")[2] == "Running"
+    assert line_of(result, "chat-engine-a")[1:7] == ["prefill", "Serving", "-", "-", "-", "-"]
     assert "no endpoints available" in result.stderr
+    assert "as their pods tell" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("status", "chat"), ("top", "chat")])
+def test_where_routers_ask_for_keys_instances_are_read_from_their_pods_and_that_is_said(cluster, command):
+    cluster.world["raw"] = {}
+    cluster.world["inferenceservices.kllm.io"][0]["spec"]["router"] = {"apiKeysSecretName": "keys"}
+    result = cluster.kllm(*command)
+    assert line_of(result, "chat-engine-a")[1:3] == ["prefill", "Serving"]
+    assert line_of(result, "chat-engine-b")[1:3] == ["decode", "Serving"]
+    assert "ask for API keys" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "annotations", "ready", "state"),
+    [
+        ("prefill", {}, "False", "Starting"),
+        ("slot", {}, "False", "Slot"),
+        ("decode", {"kllm.io/drain-until": "2026-11-30T12:00:00Z"}, "True", "Draining"),
+        ("decode", {"kllm.io/drain-until": "x", "kllm.io/switching-to": "prefill"}, "True", "Starting"),
+    ],
+)
+def test_without_a_router_what_the_operator_wrote_on_a_pod_tells_its_state(cluster, role, annotations, ready, state):
+    conditions = [{"type": "Ready", "status": ready}]
+    cluster.world["raw"] = {}
+    cluster.world["pods"] = [pod("chat-engine-a", role, annotations=annotations, conditions=conditions)]
+    assert line_of(cluster.kllm("status", "chat"), "chat-engine-a")[1:3] == [role, state]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +272,9 @@ def test_top_shows_what_engines_do(cluster):
     assert result.exit_code == 0, result.stderr
     assert line_of(result, "chat-engine-b")[1:] == ["decode", "Serving", "3", "2", "1", "25%", "-", "91", "33", "7"]
     cluster.world["raw"] = {}
-    assert cluster.kllm("top", "chat").exit_code == 1
+    without = cluster.kllm("top", "chat")
+    assert without.exit_code == 1
+    assert line_of(without, "chat-engine-b")[1:4] == ["decode", "Serving", "-"]
 
 
 def test_explain_says_why_there_are_so_many(cluster):
@@ -282,7 +314,7 @@ def test_explain_tells_advice_pauses_and_what_instances_wait_for(cluster):
     text = cluster.kllm("explain", "chat").stdout
     assert "advice: prefill 3, decode 1 (LoadHigh): m" in text
     assert "paused" in text
-    assert "chat-engine-a (prefill) Running, Drain was asked for" in text
+    assert "chat-engine-a (prefill) Serving, Drain was asked for" in text
     assert "Events: none" in text
 
 

@@ -1,0 +1,1 @@
+"""Simulation of a service: the same planner, scheduling and policies on modelled engines."""
