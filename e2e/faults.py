@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,6 +101,50 @@ def without_api(cluster: Cluster) -> Iterator[None]:
     finally:
         cluster.start(API)
         cluster.wait_for_api()
+
+
+@contextmanager
+def too_many_requests(release: Release) -> Iterator[Callable[[], float]]:
+    """An API server that refuses all calls of the operator with 429, by priority and fairness; how many it refused."""
+    cluster, name = release.cluster, f"{release.name}-refused"
+    group = "flowcontrol.apiserver.k8s.io/v1"
+    cluster.apply(
+        {
+            "apiVersion": group, "kind": "PriorityLevelConfiguration", "metadata": {"name": name},
+            "spec": {
+                "type": "Limited",
+                "limited": {"nominalConcurrencyShares": 0, "lendablePercent": 0, "borrowingLimitPercent": 0,
+                            "limitResponse": {"type": "Reject"}},
+            },
+        }
+    )  # fmt: skip
+    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"], "clusterScope": True}
+    account = {"namespace": release.system, "name": release.name}
+    cluster.apply(
+        {
+            "apiVersion": group, "kind": "FlowSchema", "metadata": {"name": name},
+            "spec": {
+                "priorityLevelConfiguration": {"name": name}, "matchingPrecedence": 2,
+                "rules": [{"subjects": [{"kind": "ServiceAccount", "serviceAccount": account}],
+                           "resourceRules": [everything]}],
+            },
+        }
+    )  # fmt: skip
+
+    def refused() -> float:
+        told = cluster.kubectl("get", "--raw=/metrics").splitlines()
+        counts = (
+            line
+            for line in told
+            if line.startswith("apiserver_flowcontrol_rejected_requests_total{") and f'priority_level="{name}"' in line
+        )
+        return sum(float(line.rpartition(" ")[2]) for line in counts)
+
+    try:
+        yield refused
+    finally:
+        cluster.delete(f"flowschema/{name}")
+        cluster.delete(f"prioritylevelconfiguration/{name}")
 
 
 @contextmanager

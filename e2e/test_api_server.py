@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from kube import api_contract
 from substrate.polling import polled
 
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.components import API
 from e2e.kube import Kube
 from kllm_operator.kube.caches import Caches
 from kllm_operator.kube.client import ApiServer
@@ -51,10 +54,12 @@ async def test_a_list_of_many_pages_is_whole(api: ApiServer, namespace: str, mon
     monkeypatch.setattr("kllm_operator.kube.client._PAGE", 3)
     names = [f"lease-{number:02}" for number in range(10)]
     for name in names:
-        await api.create(
-            {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": name, "namespace": namespace}}
-        )
+        await api.create(_lease(namespace, name))
     assert [each["metadata"]["name"] for each in await api.list(LEASES, namespace=namespace)] == names
+
+
+def _lease(namespace: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": name, "namespace": namespace}}
 
 
 class Watched:
@@ -123,3 +128,24 @@ async def test_the_watch_writes_nothing_onto_what_it_watches(api: ApiServer, nam
     found = await api.get(SERVICES, namespace=namespace, name="ours")
     assert found["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
     assert "finalizers" not in found["metadata"]
+
+
+async def test_a_watch_whose_history_is_gone_lists_anew_and_misses_nothing(
+    api: ApiServer, namespace: str, cluster: Kube, components: Cluster, watched: Watched
+) -> None:
+    made = await api.apply(api_contract.service(namespace, "ours"))
+    await watched.until({"ours"})
+    # Of other kinds: a server that has just started holds nothing older than the newest of all objects.
+    leases = [await api.create(_lease(namespace, f"lease-{number}")) for number in range(5)]
+    components.stop(API, kill=True)
+    components.start(API)
+    components.wait_for_api()
+    await api.delete(SERVICES, namespace=namespace, name="ours", uid=made["metadata"]["uid"])
+    await api.apply(api_contract.service(namespace, "second"))
+    path = f"/api/v1/namespaces/{namespace}/services?watch=1&timeoutSeconds=2&resourceVersion="
+    told = [
+        json.loads(cluster.kubectl("get", f"--raw={path}{each['metadata']['resourceVersion']}").splitlines()[0])
+        for each in (made, leases[0])
+    ]
+    assert [each["object"].get("code") for each in told] == [410, 410]
+    await watched.until({"second"})

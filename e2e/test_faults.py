@@ -150,6 +150,26 @@ def test_requests_go_on_without_an_api_server_and_so_do_all_once_it_is_back(
     _record("API server stopped for 20 s", recovered, load)
 
 
+def test_an_operator_whose_calls_are_refused_for_their_number_goes_on_once_they_are_not(
+    llm: Llm, address: str, installed: Release
+) -> None:
+    _at(llm, 1, 1)
+    first = faults.leader(installed)
+    with _traffic(address) as load:
+        load.go_on(_ENOUGH)
+        with faults.too_many_requests(installed) as refused:
+            llm.scale("prefill", 2)
+            llm.wait(lambda: refused() > 0, "the API server says 429", seconds=_SLACK_SECONDS)
+            load.go_on(_ENOUGH)
+            assert llm.counts() == (1, 1), "its calls are not refused"
+        began = time.monotonic()
+        llm.wait(lambda: llm.has(2, 1), "the operator goes on", seconds=_STARTED_SECONDS)
+        recovered = time.monotonic() - began
+        load.go_on(_ENOUGH)
+    assert load.failed == []
+    _record("API server refuses the operator (429)", recovered, load, same_leader=faults.leader(installed) == first)
+
+
 def test_requests_go_on_without_an_operator(llm: Llm, address: str, installed: Release) -> None:
     _at(llm, 1, 2)
     operators = ("deployment", installed.name, "--namespace", installed.system)

@@ -103,11 +103,13 @@ class Traffic:
     def summary(self) -> dict[str, Any]:
         """Figures for a report, all of requests since entry."""
         answers = list(self.answers)
+        slowest = max(answers, key=lambda each: each.ended - each.began, default=None)
         return {
             "sent": len(answers),
             "failed": len(self.failed),
             "seconds": round(time.monotonic() - self._began, 1),
-            "slowest_seconds": round(max((each.ended - each.began for each in answers), default=0.0), 2),
+            "slowest_seconds": 0.0 if slowest is None else round(slowest.ended - slowest.began, 2),
+            "slowest_began_seconds": 0.0 if slowest is None else round(slowest.began - self._began, 1),
         }
 
     def _send(self, stream: int) -> None:

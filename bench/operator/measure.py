@@ -23,7 +23,7 @@ from typing import Any
 from cluster_api import MERGE, ClusterApi
 from control_plane import ADDRESS, OPERATOR, ControlPlane, control_plane
 from nodes import Nodes, is_engine, is_ready
-from operator_process import Calls, OperatorProcess, counted, usage
+from operator_process import Calls, OperatorProcess, Usage, counted, usage
 
 from kllm.bench.machine import machine_facts
 
@@ -42,9 +42,13 @@ _LIMIT_SECONDS = 400.0
 class Bench:
     """One run."""
 
-    def __init__(self, given: argparse.Namespace, plane: ControlPlane, api: ClusterApi, nodes: Nodes) -> None:
+    def __init__(
+        self, given: argparse.Namespace, plane: ControlPlane, *, api: ClusterApi, nodes: Nodes, stubs_pid: int
+    ) -> None:
         self._given, self._plane, self._api, self._nodes = given, plane, api, nodes
+        self._beside = {**plane.pids, "agents and routers": stubs_pid, "nodes and benchmark": os.getpid()}
         self._calls = Calls(plane.audit)
+        self._services: dict[str, dict[str, Any]] = {}
         self._config = plane.folder / "operator.json"
         image = {"image": "kllm/bench:1"}
         self._config.write_text(json.dumps({"images": {"engine": image, "router": image}}))
@@ -52,6 +56,7 @@ class Bench:
 
     async def run(self) -> dict[str, Any]:
         """All phases, in order."""
+        following = asyncio.create_task(self._follow_services())
         try:
             result = {
                 "machine": machine_facts(),
@@ -66,6 +71,8 @@ class Bench:
             result["load_average_after"] = [round(each, 2) for each in os.getloadavg()]
             return result
         finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             self._operator.stop()
 
     def _begin_operator(self) -> OperatorProcess:
@@ -82,6 +89,7 @@ class Bench:
             time.time(),
             time.monotonic(),
         )
+        others = self._usage_beside()
         await asyncio.gather(
             *(
                 self._api.ask("POST", f"{_GROUP}/namespaces/{namespace}/inferenceservices", self._service(name))
@@ -91,8 +99,8 @@ class Bench:
         told: dict[str, float] = {"created_seconds": round(time.monotonic() - began, 2)}
         wanted = self._given.services * self._given.pods
 
-        async def look() -> bool:
-            services = await self._services()
+        def look() -> bool:
+            services = list(self._services.values())
             pods = [pod for pod in list(self._nodes.pods.values()) if is_engine(pod)]
             reached = {
                 "all_accepted_seconds": sum(_is(each, "Accepted") for each in services) == len(names),
@@ -106,7 +114,7 @@ class Bench:
             return len(told) == 6
 
         await self._until(look)
-        busy = usage(self._operator.pid).over(before)
+        busy, beside = usage(self._operator.pid).over(before), self._cores_beside(others)
         settled = await self._settle(_QUIET_SECONDS)
         calls = self._calls.since(wall)
         now = self._operator.metrics()
@@ -114,6 +122,7 @@ class Bench:
             **told,
             "settled_seconds": round(settled - began, 2),
             "operator_while_creating": busy,
+            "others_cores": beside,
             "reconcile": now.quantiles("reconcile_seconds", metrics),
             "queue_wait": now.quantiles("queue_wait_seconds", metrics),
             "calls_per_service": {
@@ -127,20 +136,19 @@ class Bench:
     async def _rest(self, seconds: float) -> dict[str, Any]:
         """Nothing changes."""
         before, metrics, wall = usage(self._operator.pid), self._operator.metrics(), time.time()
-        others = {name: usage(pid) for name, pid in self._plane.pids.items()}
+        others = self._usage_beside()
         await asyncio.sleep(seconds)
-        used = usage(self._operator.pid).over(before)
-        scraped = time.monotonic()
+        used, beside = usage(self._operator.pid).over(before), self._cores_beside(others)
         now = self._operator.metrics()
         calls = self._calls.since(wall)
         return {
             "operator": used,
-            "others_cores": {name: usage(self._plane.pids[name]).over(each)["cores"] for name, each in others.items()},
+            "others_cores": beside,
             "writes": sum(call.writes for call in calls),
             "written": counted([call for call in calls if call.writes]),
             "reads": counted([call for call in calls if not call.writes]),
             "reconcile": now.quantiles("reconcile_seconds", metrics),
-            "scrape": {"bytes": now.bytes, "seconds": round(time.monotonic() - scraped, 3)},
+            "scrape": {"bytes": now.bytes, "seconds": round(now.seconds, 3)},
         }
 
     async def _changes(self) -> dict[str, Any]:
@@ -192,7 +200,7 @@ class Bench:
         await asyncio.gather(
             *(
                 self._patch(each["metadata"]["name"], {"metadata": {"annotations": {"bench.kllm.io/at": str(wall)}}})
-                for each in await self._services()
+                for each in list(self._services.values())
             )
         )
         await self._until(
@@ -219,18 +227,27 @@ class Bench:
         leads = time.monotonic() - began
         await self._until(lambda: self._operator.metrics().value("reconciles_total") >= self._given.services)
         seconds = time.monotonic() - began
+        begun = usage(self._operator.pid)
         await self._settle(self._quiet)
+        used = usage(self._operator.pid).over(begun)
         calls, now = self._calls.since(wall), self._operator.metrics()
         empty = type(now)("")
         return {
             "stop_seconds": round(stopped, 2),
             "leads_seconds": round(leads, 2),
             "all_looked_at_seconds": round(seconds, 2),
+            "operator": used,
             "reconcile": now.quantiles("reconcile_seconds", empty),
             "reads": counted([call for call in calls if not call.writes]),
             "writes": sum(call.writes for call in calls),
             "written": counted([call for call in calls if call.writes]),
         }
+
+    def _usage_beside(self) -> dict[str, Usage]:
+        return {name: usage(pid) for name, pid in self._beside.items()}
+
+    def _cores_beside(self, before: dict[str, Usage]) -> dict[str, float]:
+        return {name: now.over(before[name])["cores"] for name, now in self._usage_beside().items()}
 
     @property
     def _quiet(self) -> float:
@@ -250,19 +267,17 @@ class Bench:
                 return time.monotonic()
             await asyncio.sleep(0.5)
 
-    async def _until(self, reached: Callable[[], bool | Awaitable[bool]]) -> None:
+    async def _until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _LIMIT_SECONDS
-        while True:
-            found = reached()
-            if found if isinstance(found, bool) else await found:
-                return
+        while not reached():
             _ = self._operator.pid
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not reached in {_LIMIT_SECONDS:.0f} s; logs are in {self._plane.folder}")
             await asyncio.sleep(0.5)
 
-    async def _services(self) -> list[dict[str, Any]]:
-        return (await self._api.ask("GET", f"{_GROUP}/inferenceservices"))["items"]
+    async def _follow_services(self) -> None:
+        async for _, service in self._api.watch(f"{_GROUP}/inferenceservices"):
+            self._services[service["metadata"]["uid"]] = service
 
     def _service(self, name: str) -> dict[str, Any]:
         least = self._given.pods // 2
@@ -316,12 +331,13 @@ def _codes(calls: list[Any]) -> dict[str, int]:
     return found
 
 
-async def measure(given: argparse.Namespace, plane: ControlPlane) -> dict[str, Any]:
-    """Run on a control plane that has the kinds."""
+async def measure(given: argparse.Namespace, plane: ControlPlane, stubs_pid: int) -> dict[str, Any]:
+    """Run on a control plane that has the kinds, beside the process of all agents and routers."""
     async with ClusterApi(plane) as api:
         nodes = Nodes(api)
         playing = asyncio.create_task(nodes.run())
-        running = asyncio.create_task(Bench(given, plane, api, nodes).run())
+        bench = Bench(given, plane, api=api, nodes=nodes, stubs_pid=stubs_pid)
+        running = asyncio.create_task(bench.run())
         try:
             await asyncio.wait({playing, running}, return_when=asyncio.FIRST_COMPLETED)
             if playing.done():
@@ -362,7 +378,7 @@ def main() -> None:
             stubs = subprocess.Popen([sys.executable, Path(__file__).with_name("stubs.py")], stdout=log, stderr=log)
         stack.callback(stubs.wait)
         stack.callback(stubs.terminate)
-        result = asyncio.run(measure(given, plane))
+        result = asyncio.run(measure(given, plane, stubs.pid))
     text = json.dumps(result, indent=2) + "\n"
     if given.json is None:
         sys.stdout.write(text)

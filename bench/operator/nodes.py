@@ -31,6 +31,7 @@ class Nodes:
         self._api = api
         self._begun: set[str] = set()
         self._made: dict[str, int] = {}
+        self._of_deployments: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -57,10 +58,12 @@ class Nodes:
     async def _watch_pods(self) -> None:
         async for kind, pod in self._api.watch("/api/v1/pods"):
             uid = pod["metadata"]["uid"]
+            siblings = self._of_deployments.setdefault(_deployment_of(pod), {})
             if kind == "DELETED":
                 self.pods.pop(uid, None)
+                siblings.pop(uid, None)
                 continue
-            self.pods[uid] = pod
+            self.pods[uid] = siblings[uid] = pod
             if pod["metadata"].get("deletionTimestamp"):
                 self._once(f"end {uid}", self._end(pod))
             else:
@@ -128,13 +131,8 @@ class Nodes:
         await self._write("PATCH", path, {"status": status})
 
     def _are_ready(self, metadata: dict[str, Any], wanted: int) -> bool:
-        here = [
-            pod
-            for pod in self.pods.values()
-            if pod["metadata"]["namespace"] == metadata["namespace"]
-            and pod["metadata"]["name"].rpartition("-")[0] == metadata["name"]
-        ]
-        return sum(is_ready(pod) for pod in here) >= wanted
+        pods = self._of_deployments.get((metadata["namespace"], metadata["name"]), {})
+        return sum(is_ready(pod) for pod in pods.values()) >= wanted
 
     async def _set(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
         await self._write("PATCH", f"{_path(pod)}/status", {"status": status})
@@ -165,6 +163,12 @@ def _container(pod: dict[str, Any], state: dict[str, Any], *, ready: bool) -> di
 
 def _condition(kind: str) -> dict[str, str]:
     return {"type": kind, "status": "True", "lastTransitionTime": _now()}
+
+
+def _deployment_of(pod: dict[str, Any]) -> tuple[str, str]:
+    """Namespace and name, if it is one's; of an engine pod those of none."""
+    metadata = pod["metadata"]
+    return metadata["namespace"], metadata["name"].rpartition("-")[0]
 
 
 def _path(pod: dict[str, Any]) -> str:

@@ -157,18 +157,20 @@ class OperatorProcess:
 
     def metrics(self) -> Metrics:
         """What it counts; nothing as long as it does not listen."""
+        began = time.monotonic()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{_PORT}/metrics", timeout=10) as answer:
-                return Metrics(answer.read().decode())
+                text = answer.read()
         except OSError:
             return Metrics("")
+        return Metrics(text.decode(), seconds=time.monotonic() - began)
 
 
 class Metrics:
-    """One scrape."""
+    """One scrape, and how long it took in seconds."""
 
-    def __init__(self, text: str) -> None:
-        self.bytes = len(text)
+    def __init__(self, text: str, *, seconds: float = 0.0) -> None:
+        self.bytes, self.seconds = len(text), seconds
         self._samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
 
     def value(self, name: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,6 @@ from kllm_operator.kube.cache import Key
 from kllm_operator.kube.caches import Caches
 from kllm_operator.kube.client import ApiServer
 from kllm_operator.kube.exceptions import KubeError
-from kllm_operator.kube.fence import FencedApi
 from kllm_operator.kube.informer import Informer
 from kllm_operator.kube.lease import Election, LeaseLostError
 from kllm_operator.kube.login import Login, LoginError
@@ -41,6 +42,7 @@ from kllm_operator.render.engine import EngineConfig
 from kllm_operator.service.cluster import Cluster
 from kllm_operator.service.collector import ServiceCollector
 from kllm_operator.service.keeper import Keeper
+from kllm_operator.service.standalone import PoolKey
 
 EXIT_USAGE = 2
 EXIT_LEASE_LOST = 3
@@ -48,7 +50,12 @@ EXIT_LEASE_LOST = 3
 _WORKERS = 16
 _STUCK_SECONDS = 600.0
 """Work that lasts longer than this will not end: each of its calls ends in less than a minute."""
+_STUCK_TICK_SECONDS = 1800.0
+"""The same of a tick, which makes more calls: one for each count and for each request of people that is refused."""
 _RETRY_SECONDS = 5.0
+_NEW_OBJECTS = 10_000
+"""Between two looks for garbage among the newest objects. A pod is hundreds of them, of which nearly all stay or go
+without being looked for; Python's own 700 are meant for small programs."""
 
 _log = structlog.get_logger(__name__)
 
@@ -61,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stamina.instrumentation.set_on_retry_hooks(())
     try:
         config = read_config(options.config)
+        # What was imported stays for good, and need not be looked at.
+        gc.freeze()
+        gc.set_threshold(_NEW_OBJECTS)
         return asyncio.run(_run(options, config))
     except (ConfigError, LoginError) as error:
         print(f"kllm-operator: {error}", file=sys.stderr)  # noqa: T201  for the person who started it
@@ -104,9 +114,29 @@ async def _run(options: argparse.Namespace, config: OperatorConfig) -> int:
     login = Login(options.kubeconfig)
     await login.load()
     metrics = OperatorMetrics()
+    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     # The lease has connections of its own: where hundreds of writes wait for one, its renewal does not.
-    async with ApiServer(login, observe=metrics.called) as api, ApiServer(login, observe=metrics.called) as lease_api:
-        return await Operator(options, config, login=login, api=api, lease_api=lease_api, metrics=metrics).run()
+    async with ApiServer(login, observe=metrics.called) as lease_api:
+        leadership = Leadership(_election(lease_api, config, identity), identity)
+        async with ApiServer(login, observe=metrics.called, leading=leadership.holds) as api:
+            return await Operator(options, config, login=login, api=api, leadership=leadership, metrics=metrics).run()
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """Whether this process may act.
+
+    Attributes:
+        election: None: there is no other replica.
+        identity: of this process, unlike all others'.
+    """
+
+    election: Election | None
+    identity: str
+
+    def holds(self) -> bool:
+        """Whether it leads for certain at this moment."""
+        return self.election is None or self.election.leading
 
 
 class Operator:
@@ -116,8 +146,8 @@ class Operator:
         options: of the command line.
         config: its settings.
         login: way to the API server.
-        api: the API server.
-        lease_api: the same, for the lease.
+        api: the API server; it refuses to write while the leadership does not hold.
+        leadership: of this process.
         metrics: of this process.
     """
 
@@ -128,20 +158,18 @@ class Operator:
         *,
         login: Login,
         api: ApiServer,
-        lease_api: ApiServer,
+        leadership: Leadership,
         metrics: OperatorMetrics,
     ) -> None:
         self._listen, self._metrics = options.listen, metrics
         self._stop, self._leading, self._filled = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        self._election = _election(lease_api, config, self._identity)
+        self._election = leadership.election
         caches = Caches()
-        fenced = FencedApi(api, self._leads)
-        self._recorder = Recorder(fenced, instance=self._identity)
-        self._queue: WorkQueue[Key] = WorkQueue(self._reconcile, workers=_WORKERS, observer=metrics)
+        self._recorder = Recorder(api, instance=leadership.identity)
+        self._queue: WorkQueue[Key | PoolKey] = WorkQueue(self._reconcile, workers=_WORKERS, observer=metrics)
         self._keeper = Keeper(
             Cluster(
-                api=fenced, caches=caches, recorder=self._recorder, metrics=metrics, render=render_config(config),
+                api=api, caches=caches, recorder=self._recorder, metrics=metrics, render=render_config(config),
                 loop=config.loop_settings, want=self._queue.add,
             )
         )  # fmt: skip
@@ -151,9 +179,11 @@ class Operator:
         )  # fmt: skip
         self._http = HttpServer(metrics, alive=self._why_dead, ready=self._why_unready)
         metrics.watch(
-            depth=lambda: len(self._queue), leading=lambda: float(self._leads()), services=lambda: len(self._keeper)
+            depth=lambda: len(self._queue),
+            leading=lambda: float(leadership.holds()),
+            services=lambda: len(self._keeper),
         )
-        metrics.registry.register(ServiceCollector(self._keeper.summaries))
+        metrics.registry.register(ServiceCollector(self._keeper.summaries, self._keeper.pools))
 
     async def run(self) -> int:
         """Run until told to stop, or until something ends without which nothing goes on; the exit status."""
@@ -237,18 +267,21 @@ class Operator:
         await self._filled.wait()
         await self._informer.sweep()
 
-    async def _reconcile(self, key: Key) -> float | None:
+    async def _reconcile(self, key: Key | PoolKey) -> float | None:
         return await self._keeper.reconcile(key)
-
-    def _leads(self) -> bool:
-        return self._election is None or self._election.leading
 
     def _corrected(self, resource: Resource, objects: int) -> None:
         self._metrics.corrections.labels(resource.qualified).inc(objects)
 
     def _why_dead(self) -> str:
-        seconds = self._queue.longest_seconds
-        return f"a reconcile has lasted {seconds:.0f} s" if seconds > _STUCK_SECONDS else ""
+        """What will never go on. A server that is away is no such thing: calls to it end, and are tried again."""
+        if (seconds := self._queue.longest_seconds) > _STUCK_SECONDS:
+            return f"a reconcile has lasted {seconds:.0f} s"
+        if (seconds := self._queue.stalled_seconds) > _STUCK_SECONDS:
+            return f"no reconcile was begun for {seconds:.0f} s while some were wanted"
+        if (seconds := self._keeper.ticking_seconds) > _STUCK_TICK_SECONDS:
+            return f"a tick of a control loop has lasted {seconds:.0f} s"
+        return self._informer.trouble
 
     def _why_unready(self) -> str:
         return "" if self._filled.is_set() else "the caches are not filled yet"

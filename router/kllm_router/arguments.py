@@ -126,7 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--grpc-listen", type=_address, metavar="HOST:PORT", help="gRPC; left out: none")
     add("--discovery", choices=["file", "kubernetes"], default="file", help="who tells of the instances")
     add("--fleet", type=Path, help="with file: the file that lists the instances; watched for changes")
-    add("--service", type=_label, help="with kubernetes: name of the InferenceService")
+    add(
+        "--service",
+        type=_label,
+        help="with kubernetes: the InferenceService, or what its pools' label kllm.io/service says",
+    )
     add("--namespace", type=_label, help="with kubernetes: where its pods are; default: the router's own")
     add("--kubeconfig", type=Path, help="with kubernetes: how to reach the API server; default: the ServiceAccount")
     add("--token-file", type=Path, required=True, help="file with the fleet token")

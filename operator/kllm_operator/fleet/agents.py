@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -15,7 +16,7 @@ from kllm_core.authentication import call_metadata
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import EngineLoad
 from kllm_core.wire import load_values
-from kllm_operator.fleet.stream import Line, reports
+from kllm_operator.fleet.stream import reports, sessions
 from kllm_operator.fleet.told import Told
 
 _CALL_SECONDS = 5.0
@@ -30,7 +31,7 @@ class Agents:
 
     Args:
         token: fleet token.
-        listener: called after each report; must not wait or raise.
+        listener: called after each report that tells something else than the one before; must not wait or raise.
         interval_seconds: between two reports of one agent; three that are missing end the session.
         clock: monotonic seconds.
     """
@@ -71,39 +72,37 @@ class Agents:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, instance_id: str, address: str) -> None:
-        line = Line(address)
-        try:
-            await self._listen(instance_id, line, address)
-        finally:
-            await line.close()
-
-    async def _listen(self, instance_id: str, line: Line, address: str) -> None:
         said = ""
-        while True:
-            try:
-                await self._session(instance_id, line.channel)
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
-                if isinstance(error, TimeoutError):
-                    await line.was_silent()
-                problem = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "Silent"
-                # An agent that ends is nothing new to its substrate; one that answers with errors is a fault.
-                level = _log.debug if problem in {"UNAVAILABLE", "CANCELLED", said} else _log.warning
-                level("AgentDoesNotTell", instance=instance_id, agent=address, problem=problem, error=str(error))
-                said = problem
-            await asyncio.sleep(_PAUSE_SECONDS)
+
+        def lost(error: grpc.aio.AioRpcError | TimeoutError) -> None:
+            nonlocal said
+            problem = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "Silent"
+            # An agent that ends is nothing new to its substrate; one that answers with errors is a fault.
+            level = _log.debug if problem in {"UNAVAILABLE", "CANCELLED", said} else _log.warning
+            level("AgentDoesNotTell", instance=instance_id, agent=address, problem=problem, error=str(error))
+            said = problem
+
+        await sessions(address, partial(self._session, instance_id), lost=lost, pause_seconds=_PAUSE_SECONDS)
 
     async def _session(self, instance_id: str, channel: grpc.aio.Channel) -> None:
         stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]
         request = engine_pb2.WatchLoadRequest(interval_milliseconds=round(self._interval * 1000))
         call = stub.WatchLoad(request, metadata=self._metadata)
-        facts = None
+        facts, last = None, None
         async for report in reports(call, interval_seconds=self._interval):
-            before = self._told.get(instance_id)
+            before, age = self._told.get(instance_id), report.age_seconds
+            report.ClearField("sequence")
+            report.ClearField("age_seconds")
+            if report == last and facts is not None and before is not None:
+                # An engine without work says the same each second; of thousands that is not worth a second reading.
+                self._told[instance_id] = before.again(now=self._clock(), age_seconds=age)
+                continue
+            last = report
             is_failed = report.HasField("state") and report.state == engine_pb2.INSTANCE_STATE_FAILED
             fails_now = is_failed and (before is None or not before.failed)
             if facts is None or facts.incarnation != report.incarnation or fails_now:
                 facts = await self._facts(stub)
-            self._told[instance_id] = _told(facts, report, now=self._clock(), before=before)
+            self._told[instance_id] = _told(facts, report, age_seconds=age, now=self._clock(), before=before)
             self._listener()
 
     async def _facts(self, stub: Any) -> engine_pb2.Instance | None:
@@ -115,7 +114,14 @@ class Agents:
         return None
 
 
-def _told(facts: engine_pb2.Instance | None, report: engine_pb2.LoadReport, *, now: float, before: Told | None) -> Told:
+def _told(
+    facts: engine_pb2.Instance | None,
+    report: engine_pb2.LoadReport,
+    *,
+    age_seconds: float,
+    now: float,
+    before: Told | None,
+) -> Told:
     failed, failed_at = "", None
     if report.HasField("state") and report.state == engine_pb2.INSTANCE_STATE_FAILED:
         failed = (facts.message if facts is not None else "") or "its agent gave it up"
@@ -125,7 +131,7 @@ def _told(facts: engine_pb2.Instance | None, report: engine_pb2.LoadReport, *, n
         incarnation=report.incarnation,
         failed=failed,
         failed_at=failed_at,
-        load=_load(report),
+        load=_load(report, age_seconds),
         flippable=facts is not None and facts.flippable,
         pacing="" if facts is None else str(getattr(facts, "pacing", "")),
         context_tokens=(facts.context_tokens or None) if facts is not None else None,
@@ -133,9 +139,9 @@ def _told(facts: engine_pb2.Instance | None, report: engine_pb2.LoadReport, *, n
     )
 
 
-def _load(report: engine_pb2.LoadReport) -> EngineLoad | None:
+def _load(report: engine_pb2.LoadReport, age_seconds: float) -> EngineLoad | None:
     """The load, or None as long as the engine has said nothing."""
     if not report.HasField("running_requests"):
         return None
     values: dict[str, Any] = load_values(report)
-    return EngineLoad(age_seconds=report.age_seconds, **values)
+    return EngineLoad(age_seconds=age_seconds, **values)

@@ -11,11 +11,8 @@ BUCKETS = len(LATENCY_BOUNDS_SECONDS) + 1
 
 def total(histograms: Iterable[Sequence[int]]) -> list[int]:
     """The sum, bucket by bucket; histograms of another length are left out."""
-    added = [0] * BUCKETS
-    for counts in histograms:
-        if len(counts) == BUCKETS:
-            added = [before + more for before, more in zip(added, counts, strict=True)]
-    return added
+    whole = [counts for counts in histograms if len(counts) == BUCKETS]
+    return [sum(bucket) for bucket in zip(*whole, strict=True)] if whole else [0] * BUCKETS
 
 
 def percentile_seconds(counts: Sequence[int], percentile: int) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import structlog
 from kllm_core.authentication import call_metadata
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 from kllm_operator.fleet.levels import LevelReport, StageCounts
-from kllm_operator.fleet.stream import Line, reports
+from kllm_operator.fleet.stream import reports, sessions
 
 _PAUSE_SECONDS = 0.5
 _NAMES = {
@@ -45,32 +44,18 @@ async def follow_router(
         interval_seconds: between two reports; three that are missing break the stream.
         clock: monotonic seconds.
     """
-    line = Line(address)
-    try:
-        while True:
-            try:
-                await _session(line.channel, token, take, interval_seconds, clock)
-            except grpc.aio.AioRpcError as error:
-                _log.debug("RouterDoesNotTell", router=address, error=str(error))
-            except TimeoutError:
-                await line.was_silent()
-            await asyncio.sleep(_PAUSE_SECONDS)
-    finally:
-        await line.close()
 
+    async def session(channel: grpc.aio.Channel) -> None:
+        stub: Any = router_pb2_grpc.ServiceLevelsStub(channel)  # type: ignore[no-untyped-call]
+        request = router_pb2.WatchServiceLevelsRequest(interval_milliseconds=round(interval_seconds * 1000))
+        call = stub.WatchServiceLevels(request, metadata=call_metadata(token))
+        async for report in reports(call, interval_seconds=interval_seconds):
+            take(_report(report, clock()))
 
-async def _session(
-    channel: grpc.aio.Channel,
-    token: str,
-    take: Callable[[LevelReport], None],
-    interval_seconds: float,
-    clock: Callable[[], float],
-) -> None:
-    stub: Any = router_pb2_grpc.ServiceLevelsStub(channel)  # type: ignore[no-untyped-call]
-    request = router_pb2.WatchServiceLevelsRequest(interval_milliseconds=round(interval_seconds * 1000))
-    call = stub.WatchServiceLevels(request, metadata=call_metadata(token))
-    async for report in reports(call, interval_seconds=interval_seconds):
-        take(_report(report, clock()))
+    def lost(error: grpc.aio.AioRpcError | TimeoutError) -> None:
+        _log.debug("RouterDoesNotTell", router=address, error=str(error) or type(error).__name__)
+
+    await sessions(address, session, lost=lost, pause_seconds=_PAUSE_SECONDS)
 
 
 def _report(report: router_pb2.ServiceLevelReport, now: float) -> LevelReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kllm_core.fleet import EngineLoad
 
@@ -28,3 +28,13 @@ class Told:
     pacing: str = ""
     context_tokens: int | None = None
     page_size: int = 16
+
+    def again(self, *, now: float, age_seconds: float) -> Told:
+        """The same, said once more.
+
+        Args:
+            now: seconds on the owner's clock.
+            age_seconds: that the load had when it was sent.
+        """
+        load = None if self.load is None else replace(self.load, age_seconds=age_seconds)
+        return replace(self, heard_at=now, load=load)

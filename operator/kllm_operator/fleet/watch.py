@@ -23,12 +23,19 @@ class FleetWatch:
         token: fleet token.
         levels: over which time routers' reports are taken together.
         clock: monotonic seconds.
+        hear: is given each report of a router; must not wait or raise.
     """
 
     def __init__(
-        self, token: str, *, levels: LevelSettings | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        token: str,
+        *,
+        levels: LevelSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        hear: Callable[[LevelReport], None] = lambda _: None,
     ) -> None:
         self._token = token
+        self._hear = hear
         self._clock = clock
         self._listeners: list[Callable[[], None]] = []
         self._agents = Agents(token, listener=self._notify, clock=clock)
@@ -38,7 +45,7 @@ class FleetWatch:
         self._heard_at: dict[str, float] = {}
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Have a function called after each report. It must not wait or raise."""
+        """Have a function called after each report that tells something new. It must not wait or raise."""
         self._listeners.append(listener)
 
     @property
@@ -78,7 +85,9 @@ class FleetWatch:
     def _take(self, address: str, report: LevelReport) -> None:
         self._heard_at[address] = report.at
         self._levels.add(report)
-        self._notify()
+        self._hear(report)
+        if report.arrivals or report.stages:
+            self._notify()
 
     def _notify(self) -> None:
         for listener in self._listeners:

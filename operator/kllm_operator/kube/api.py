@@ -47,10 +47,11 @@ class KubeApi(Protocol):
     async def apply(self, document: Mapping[str, Any]) -> Document:
         """Make an object be as the document says, or make it (server-side apply); other fields stay.
 
-        A uid in the metadata is a precondition.
+        uid and resourceVersion in the metadata are preconditions on an object that is there: with a version that none
+        has, an object is made or left alone.
 
         Raises:
-            ConflictError: the object of that name has another uid.
+            ConflictError: the object of that name has another uid or version.
         """
 
     async def apply_status(self, document: Mapping[str, Any]) -> Document:

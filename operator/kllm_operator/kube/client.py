@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import aiohttp
+import orjson
 import stamina
 from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
@@ -21,6 +21,7 @@ from kllm_operator.kube.exceptions import (
     GoneError,
     KubeError,
     NotFoundError,
+    NotLeadingError,
     TooManyError,
     UnreachableError,
     error_of,
@@ -37,6 +38,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _PAGE = 500
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
+_READS = frozenset({"get", "list"})
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -51,17 +53,24 @@ def _ignore(*, verb: str, resource: str, code: str, seconds: float) -> None:
     del verb, resource, code, seconds
 
 
+def _always() -> bool:
+    return True
+
+
 class ApiServer:
     """An API server. Implements `kllm_operator.kube.api.KubeApi`; an asynchronous context.
 
     Args:
         login: the way there, loaded.
         observe: hears of each request.
+        leading: whether this process may write. It is asked before each request that writes, so that neither a call
+            nor one of its later attempts writes when another replica may lead already.
     """
 
-    def __init__(self, login: Login, *, observe: CallObserver = _ignore) -> None:
+    def __init__(self, login: Login, *, observe: CallObserver = _ignore, leading: Callable[[], bool] = _always) -> None:
         self._login = login
         self._observe = observe
+        self._leading = leading
         self._rest = RESTClientObject(login.configuration)
 
     async def __aenter__(self) -> Self:
@@ -184,6 +193,8 @@ class ApiServer:
         repeatable: bool = True,
     ) -> Document:
         """Send a request, and again if that may help and cannot hurt."""
+        headers = {"Content-Type": content_type, "Accept": accept or "application/json"}
+        url = _url(path, query)
 
         def pause(error: Exception) -> bool | float:
             if isinstance(error, TooManyError):
@@ -191,10 +202,18 @@ class ApiServer:
                 return True if error.retry_after is None else min(error.retry_after, _LONGEST_PAUSE_SECONDS)
             return repeatable and isinstance(error, UnreachableError)
 
+        try:
+            return await self._logged_in(verb, resource, url, headers, body)
+        except KubeError as error:
+            # Nearly all calls end above: what it costs to be ready to repeat one is for those that are repeated.
+            if pause(error) is False:
+                raise
+            failed = error
         async for attempt in stamina.retry_context(on=pause, attempts=_ATTEMPTS, timeout=_RETRY_SECONDS):
             with attempt:
-                headers = {"Content-Type": content_type, "Accept": accept or "application/json"}
-                return await self._logged_in(verb, resource, _url(path, query), headers, body)
+                if attempt.num == 1:
+                    raise failed
+                return await self._logged_in(verb, resource, url, headers, body)
         raise AssertionError("the last attempt returns or raises")
 
     async def _logged_in(
@@ -224,6 +243,9 @@ class ApiServer:
             if response.status >= 400:
                 raise error_of(response.status, data, retry_after=response.getheader("Retry-After"))
             return _document(data)
+        except NotLeadingError as error:
+            code = error.reason
+            raise
         except (aiohttp.ClientError, TimeoutError, ssl.SSLError, OSError, LoginError) as error:
             code = type(error).__name__
             raise UnreachableError(f"the API server cannot be reached: {error or code}") from error
@@ -234,6 +256,8 @@ class ApiServer:
         authorization = await self._login.authorization()
         if authorization is not None:
             headers["Authorization"] = authorization
+        if verb not in _READS and not self._leading():
+            raise NotLeadingError("this replica of the operator does not lead, so that it writes nothing")
         methods = {"get": "GET", "list": "GET", "create": "POST", "delete": "DELETE"}
         timeout = aiohttp.ClientTimeout(total=_REQUEST_SECONDS, sock_connect=_CONNECT_SECONDS)
         async with asyncio.timeout(_REQUEST_SECONDS + 1.0):
@@ -253,8 +277,8 @@ def _url(path: str, query: Mapping[str, str] | None) -> str:
 
 def _document(data: bytes) -> Document:
     try:
-        told = json.loads(data)
-    except ValueError as error:
+        told = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
         # What stands in front of the server may answer in its place.
         raise UnreachableError("the answer is not that of an API server") from error
     if not isinstance(told, dict):

@@ -33,6 +33,11 @@ _SWEEP_SECONDS = 300.0
 """Between two sweeps when no watch says that it was away."""
 _SECOND_SWEEP_SECONDS = 30.0
 """After watches have begun anew, when the last of them has: they come back one by one, and not all have objects."""
+_SILENT_SECONDS = 900.0
+"""For each watched namespace: far above the pause between two sweeps and the time in which lists of a server that is
+away fail. What lasts longer will not end."""
+_BLIND_SWEEPS = 3
+"""One may see what a watch is about to tell."""
 _GATHER_SECONDS = 1.0
 """For what watches that begin anew list."""
 _PAGE = 500
@@ -74,6 +79,23 @@ class Informer:
         self._changed = changed
         self._corrected = corrected
         self._listed = asyncio.Event()
+        self._heard = self._found = self._blind = 0
+        self._swept_at: float | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why this process learns nothing any more, in words; empty if it does, or would if there were a server.
+
+        A server that is away ends each list with an error, and that is progress. A watch is silent when nothing
+        changes; it is lost when sweeps find changes again and again while no watch tells of anything.
+        """
+        if self._swept_at is not None:
+            silent = asyncio.get_running_loop().time() - self._swept_at
+            if silent > _SILENT_SECONDS * len(self._namespaces):
+                return f"caches were not compared with the API server for {silent:.0f} s"
+        if self._blind >= _BLIND_SWEEPS:
+            return f"no watch told of anything while {self._blind} sweeps found changes"
+        return ""
 
     async def fill(self) -> None:
         """Read all there is, so that nobody decides on half of it.
@@ -114,10 +136,16 @@ class Informer:
     async def sweep(self) -> None:
         """Correct what watches missed, whenever they begin anew and from time to time, until cancelled."""
         pause = _SECOND_SWEEP_SECONDS
+        self._swept_at = asyncio.get_running_loop().time()
         while True:
+            heard, found = self._heard, self._found
             # Replicas are not to sweep all at once.
             begun_anew = await self._begun_anew(pause * random.uniform(0.9, 1.1))  # noqa: S311
             await self.catch_up()
+            if self._heard != heard:
+                self._blind = 0
+            elif self._found != found:
+                self._blind += 1
             pause = _SECOND_SWEEP_SECONDS if begun_anew else _SWEEP_SECONDS
 
     async def catch_up(self) -> bool:
@@ -142,6 +170,9 @@ class Informer:
         except Exception as error:  # noqa: BLE001  the next sweep comes; meanwhile the watch goes on
             _log.warning("SweepFailed", resource=resource.qualified, error=str(error), kind=type(error).__name__)
             return False
+        finally:
+            self._swept_at = asyncio.get_running_loop().time()
+        self._found += len(wrong)
         self._corrected(resource, len(wrong))
         for document in wrong:
             self._changed(resource, document)
@@ -150,6 +181,7 @@ class Informer:
     def _handler(self, cache: ObjectCache) -> Callable[..., Awaitable[None]]:
         async def take(event: Any, **_: Any) -> None:
             document = event["object"]
+            self._heard += 1
             if event["type"] is None:
                 # The watch lists what there is, and says nothing of what went while it was away.
                 self._listed.set()

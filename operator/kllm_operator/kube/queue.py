@@ -81,6 +81,7 @@ class WorkQueue(Generic[K]):
         self._later: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._wake = asyncio.Event()
+        self._taken_at: float | None = None
 
     def __len__(self) -> int:
         """Keys that want work now; those with a time are not among them."""
@@ -91,6 +92,13 @@ class WorkQueue(Generic[K]):
         """For how long the oldest work that goes on has lasted; 0 without any."""
         now = asyncio.get_running_loop().time()
         return max((now - began for began in self._active.values()), default=0.0)
+
+    @property
+    def stalled_seconds(self) -> float:
+        """For how long keys have waited without any being taken; 0 if none waits, and while nobody works."""
+        if self._taken_at is None or not self._ready:
+            return 0.0
+        return asyncio.get_running_loop().time() - max(self._taken_at, min(self._ready.values()))
 
     def add(self, key: K) -> None:
         """Want work on a key now."""
@@ -116,11 +124,13 @@ class WorkQueue(Generic[K]):
 
     async def run(self) -> None:
         """Work until cancelled. What is begun then is cancelled too, and its key is forgotten."""
+        self._taken_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(self._workers):
                     group.create_task(self._worker(), name=f"worker {number}")
         finally:
+            self._taken_at = None
             for key in list(self._later):
                 self._unschedule(key)
 
@@ -131,7 +141,7 @@ class WorkQueue(Generic[K]):
                 await self._wake.wait()
             key = next(iter(self._ready))
             added = self._ready.pop(key)
-            began = self._active[key] = asyncio.get_running_loop().time()
+            began = self._taken_at = self._active[key] = asyncio.get_running_loop().time()
             self._observer.waited(began - added)
             failed, pause = await self._try(key)
             self._observer.worked(asyncio.get_running_loop().time() - began, failed=failed)

@@ -15,17 +15,19 @@ _RBAC = "rbac.authorization.k8s.io"
 
 def service_accounts(service: InferenceService) -> list[dict[str, Any]]:
     """Of engines, which need nothing of the API server, and of routers, whose pods ask for their token themselves."""
-    return [
-        rendered(
-            service,
-            api_version="v1",
-            kind="ServiceAccount",
-            name=f"{service.name}-{component}",
-            component=component,
-            body={"automountServiceAccountToken": False},
-        )
-        for component in (labels.COMPONENT_ENGINE, labels.COMPONENT_ROUTER)
-    ]
+    return [service_account(service, component) for component in (labels.COMPONENT_ENGINE, labels.COMPONENT_ROUTER)]
+
+
+def service_account(service: InferenceService, component: str) -> dict[str, Any]:
+    """Of the pods of one component."""
+    return rendered(
+        service,
+        api_version="v1",
+        kind="ServiceAccount",
+        name=f"{service.name}-{component}",
+        component=component,
+        body={"automountServiceAccountToken": False},
+    )
 
 
 def router_role(service: InferenceService) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kllm_core import labels
@@ -63,7 +63,17 @@ def owned(document: Mapping[str, Any], service: InferenceService, uid: str) -> d
         uid: of the owner; another service of the same name is another owner.
     """
     owner = Owner(labels.API_VERSION, "InferenceService", service.name, uid)
-    metadata = {**document["metadata"], "ownerReferences": [owner.reference()]}
+    return of_owners(document, [owner.reference()])
+
+
+def of_owners(document: Mapping[str, Any], references: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The object with its owners, and what tells what it was made from.
+
+    Args:
+        document: without owner.
+        references: to its owners.
+    """
+    metadata = {**document["metadata"], "ownerReferences": list(references)}
     whole = {**document, "metadata": metadata}
     annotations = {**metadata.get("annotations", {}), labels.SPEC_HASH: spec_hash(whole)}
     return {**whole, "metadata": {**metadata, "annotations": annotations}}

@@ -27,6 +27,7 @@ def children(service: InferenceService, *, uid: str, config: RenderConfig) -> li
 
     Raises:
         TemplateError: the router's pod template cannot be used.
+        ManifestError: the spec is too large.
     """
     documents = [
         *service_accounts(service),

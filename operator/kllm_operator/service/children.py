@@ -7,20 +7,34 @@ from typing import Any
 
 import structlog
 
+from kllm_core.conditions import Reason
 from kllm_core.labels import SPEC_HASH
 from kllm_operator.kube.api import KubeApi
 from kllm_operator.kube.cache import Key, key_of
 from kllm_operator.kube.caches import Caches
-from kllm_operator.kube.exceptions import KubeError, NotFoundError
+from kllm_operator.kube.exceptions import ConflictError, KubeError
 from kllm_operator.kube.ownership import is_controlled_by, is_ending
-from kllm_operator.kube.resources import CHILDREN, Document, Resource, resource_of
+from kllm_operator.kube.resources import CHILDREN, DEPLOYMENTS, ROLE_BINDINGS, Document, Resource, resource_of
+from kllm_operator.kube.together import together
 from kllm_operator.service.difference import is_contained
+from kllm_operator.service.facts import Trouble
+
+_LAST = frozenset({DEPLOYMENTS, ROLE_BINDINGS})
+"""What needs others of the children: pods their account and their policies, a binding its role."""
+NO_VERSION = "1"
+"""A resourceVersion that no object has: an apply with it makes an object and changes none."""
 
 _log = structlog.get_logger(__name__)
 
 
 class NameTakenError(KubeError):
     """An object of a child's name is there and belongs to something else."""
+
+
+def trouble_of(error: KubeError) -> Trouble:
+    """What cannot be made, for the status."""
+    reason = Reason.NAME_TAKEN if isinstance(error, NameTakenError) else Reason.APPLY_FAILED
+    return Trouble(reason, str(error))
 
 
 class Children:
@@ -40,16 +54,17 @@ class Children:
         """Have exactly these.
 
         Args:
-            documents: in the order in which they are made.
+            documents: all that there shall be.
             service: namespace and name.
             uid: of the service; children of others are not touched.
 
         Raises:
             NameTakenError: another object has the name of one of them.
-            KubeError: one cannot be written; what comes after it was not tried.
+            KubeError: one cannot be written; what needs others was not tried then.
         """
-        for document in documents:
-            await self._ensure_one(document, uid)
+        for is_last in (False, True):
+            turn = [each for each in documents if (resource_of(each) in _LAST) is is_last]
+            await together(*(self._ensure_one(each, uid) for each in turn))
         wanted = {(resource_of(each), key_of(each)) for each in documents}
         for resource in CHILDREN:
             for live in self._caches.of(resource).of(*service):
@@ -59,30 +74,35 @@ class Children:
 
     async def _ensure_one(self, document: Mapping[str, Any], uid: str) -> None:
         resource, (namespace, name) = resource_of(document), key_of(document)
-        live = self._caches.of(resource).get(namespace, name) or await self._unlabelled(resource, namespace, name)
-        if live is not None:
-            if not is_controlled_by(live, uid):
-                raise NameTakenError(
-                    f"{resource.kind} {namespace}/{name} is there and is not this service's: delete it, or give the "
-                    "service another name"
-                )
-            # What is being deleted is made again once it is gone, which is told.
-            if is_ending(live) or self._is_settled(resource, document, live):
+        live = self._caches.of(resource).get(namespace, name)
+        if live is None:
+            metadata = {**document["metadata"], "resourceVersion": NO_VERSION}
+            try:
+                await self._apply({**document, "metadata": metadata}, new=True)
+            except ConflictError:
+                # The cache does not hold it: it is too new, or without our labels.
+                live = await self._api.get(resource, namespace=namespace, name=name)
+            else:
                 return
-        applied = self._caches.put(await self._api.apply(document))
-        self._settled[resource, name] = _fingerprint(document, applied)
-        _log.info("ChildApplied", resource=resource.qualified, namespace=namespace, name=name, new=live is None)
+        if not is_controlled_by(live, uid):
+            raise NameTakenError(
+                f"{resource.kind} {namespace}/{name} is there and is not this service's: delete it, or give the "
+                "service another name"
+            )
+        # What is being deleted is made again once it is gone, which is told.
+        if not is_ending(live) and not self._is_settled(resource, document, live):
+            await self._apply(document, new=False)
 
-    async def _unlabelled(self, resource: Resource, namespace: str, name: str) -> Document | None:
-        """The object if there is one that the cache does not hold: it is too new, or without our labels."""
-        try:
-            return await self._api.get(resource, namespace=namespace, name=name)
-        except NotFoundError:
-            return None
+    async def _apply(self, document: Mapping[str, Any], *, new: bool) -> None:
+        applied = self._caches.put(await self._api.apply(document))
+        resource, (namespace, name) = resource_of(applied), key_of(applied)
+        self._settled[resource, name] = _fingerprint(document, applied)
+        _log.info("ChildApplied", resource=resource.qualified, namespace=namespace, name=name, new=new)
 
     def _is_settled(self, resource: Resource, document: Mapping[str, Any], live: Document) -> bool:
         key, fingerprint = (resource, live["metadata"]["name"]), _fingerprint(document, live)
-        if self._settled.get(key) == fingerprint:
+        # A change of labels or annotations is no new generation.
+        if self._settled.get(key) == fingerprint and is_contained(document["metadata"], live["metadata"]):
             return True
         if _hash_of(document) != _hash_of(live) or not is_contained(document, live):
             return False

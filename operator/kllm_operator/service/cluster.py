@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kllm_operator.kube.api import KubeApi
 from kllm_operator.kube.cache import Key
@@ -13,6 +13,8 @@ from kllm_operator.kube.recorder import Recorder
 from kllm_operator.loop.settings import LoopSettings
 from kllm_operator.metrics import OperatorMetrics
 from kllm_operator.render.config import RenderConfig
+from kllm_operator.service.standalone import PoolKey
+from kllm_operator.service.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Cluster:
         metrics: of the process.
         render: images, programs and network rules.
         loop: settings of all control loops.
-        want: wants a reconcile of a service; must not wait or raise.
+        want: wants a reconcile of a service, or of a standalone pool; must not wait or raise.
         wall: the time of day.
+        turns: of all control loops.
     """
 
     api: KubeApi
@@ -36,8 +39,9 @@ class Cluster:
     metrics: OperatorMetrics
     render: RenderConfig
     loop: LoopSettings
-    want: Callable[[Key], None]
+    want: Callable[[Key | PoolKey], None]
     wall: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
+    turns: Turns = field(default_factory=Turns)
 
     def now(self) -> str:
         """The time of day as conditions tell it."""

@@ -1,6 +1,6 @@
-"""Metrics of each service, out of its spec and its status: what Prometheus reads is what `kubectl get` shows.
+"""Metrics of services and standalone pools, out of spec and status: what Prometheus reads is what `kubectl get` shows.
 
-They are made at each scrape, so that a service that is gone leaves no series behind.
+They are made at each scrape, so that one that is gone leaves no series behind.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from kllm_core.kinds.service import InferenceService
 from kllm_core.kinds.status import RoleStatus, ServiceStatus
 from kllm_core.metrics import LATENCY_BOUNDS_SECONDS, OPERATOR_PREFIX
 from kllm_core.objectives import Role
+from kllm_operator.kube.cache import Key
 
 _SERVICE = ("namespace", "service")
 _MILLI = 1000
 
 Services = Callable[[], Iterable[tuple[InferenceService, ServiceStatus]]]
 """Gives the services that this replica keeps, each with the status that was written last."""
+
+Pools = Callable[[], Iterable[tuple[Key, Role, RoleStatus]]]
+"""Gives the standalone pools that this replica keeps: the service that their instances are of, role and status."""
 
 
 class _Families:
@@ -52,11 +56,13 @@ class _Families:
         for role in Role:
             told = status.prefill if role is Role.PREFILL else status.decode
             if told is not None:
-                self._add_role((*who, role.value), told)
+                self.add_role(who, role, told)
         for condition in status.conditions:
             self.condition.add_metric((*who, condition.type, condition.status.value), 1)
 
-    def _add_role(self, who: tuple[str, ...], told: RoleStatus) -> None:
+    def add_role(self, service: Key, role: Role, told: RoleStatus) -> None:
+        """Tell of one role of a service."""
+        who = (*service, role.value)
         loads = {
             "decided": told.load.value_milli,
             "predicted": told.load.predicted_milli,
@@ -77,10 +83,11 @@ class ServiceCollector(Collector):
 
     Args:
         services: asked at each scrape.
+        pools: the same.
     """
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, pools: Pools = tuple) -> None:
+        self._services, self._pools = services, pools
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """The families, empty."""
@@ -91,6 +98,8 @@ class ServiceCollector(Collector):
         families = _Families()
         for service, status in self._services():
             families.add(service, status)
+        for of, role, told in self._pools():
+            families.add_role(of, role, told)
         yield from families.all()
 
 

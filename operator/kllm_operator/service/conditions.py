@@ -64,10 +64,36 @@ def service_conditions(facts: Facts, before: Mapping[str, State]) -> tuple[State
 def pool_conditions(facts: Facts, role: Role, before: Mapping[str, State]) -> tuple[State, ...]:
     """Conditions of one pool. See `service_conditions`."""
     found = _role(facts, role)
-    ready = State(ConditionType.READY, found.status, found.reason, found.message)
+    told: tuple[State, ...] = (
+        State(ConditionType.READY, found.status, found.reason, found.message),
+        _rollout(facts, role),
+    )
     if facts.report is None:
-        ready = before.get(ConditionType.READY, ready)
-    return (ready, accepted(facts), paused(facts))
+        told = tuple(before.get(each.type, each) for each in told)
+    return (*told, accepted(facts), paused(facts))
+
+
+def standalone_conditions(facts: Facts, role: Role, before: Mapping[str, State]) -> tuple[State, ...]:
+    """Conditions of a pool without a service; Ready comes first and sums up the others. See `service_conditions`."""
+    found = _role(facts, role)
+    ready = State(ConditionType.READY, found.status, found.reason, found.message)
+    others: tuple[State, ...] = (
+        accepted(facts),
+        _progress(facts, role),
+        _limited(facts),
+        _degraded(facts),
+        paused(facts),
+    )
+    if facts.report is None and facts.trouble is None:
+        ready = before.get(ready.type, ready)
+        others = tuple(before.get(each.type, each) if each.type in _OF_LOOP else each for each in others)
+    if ready.status is not TRUE:
+        # Without instances the verdict, or what could not be made, says more than that there are none.
+        if facts.trouble is not None:
+            ready = State(ready.type, FALSE, facts.trouble.reason, facts.trouble.message)
+        elif not facts.verdict.accepted:
+            ready = State(ready.type, FALSE, facts.verdict.reason, facts.verdict.message)
+    return (ready, *others)
 
 
 def accepted(facts: Facts) -> State:
@@ -85,7 +111,7 @@ def progressing(facts: Facts) -> State:
     if report is None:
         if not facts.verdict.accepted or facts.paused:
             return State(kind, FALSE, Reason.SETTLED)
-        return State(kind, TRUE, Reason.STARTING, "the service is set up")
+        return State(kind, TRUE, Reason.STARTING, "it is set up")
     stopped = [f"{role}: {told}" for role in Role if (told := report.pools[role].stopped)]
     if stopped:
         return State(kind, FALSE, Reason.ROLLOUT_STOPPED, "; ".join(stopped))
@@ -98,6 +124,27 @@ def progressing(facts: Facts) -> State:
         return State(kind, FALSE, Reason.SETTLED, report.idle.message)
     counts = ", ".join(f"{role} {facts.serving(role)} of {facts.desired(role)}" for role in Role)
     return State(kind, TRUE, Reason.SCALING, f"serving: {counts}; {report.idle.message}".rstrip("; "))
+
+
+def _rollout(facts: Facts, role: Role) -> State:
+    """Whether instances of a role are being replaced. A new leader reads from it that this was given up."""
+    kind = ConditionType.PROGRESSING
+    stopped = None if facts.report is None else facts.report.pools[role].stopped
+    if stopped:
+        return State(kind, FALSE, Reason.ROLLOUT_STOPPED, stopped)
+    every = (*facts.instances(role), *facts.slots(role))
+    if any(each.outdated for each in every):
+        return State(kind, TRUE, Reason.ROLLING_OUT)
+    return State(kind, FALSE, Reason.SETTLED)
+
+
+def _progress(facts: Facts, role: Role) -> State:
+    """Whether the instances of one role are on their way to what is wanted."""
+    told = progressing(facts) if facts.report is None else _rollout(facts, role)
+    serving, wanted = facts.serving(role), facts.desired(role)
+    if facts.report is None or told.reason != Reason.SETTLED or (serving == wanted and not _moves(facts, role)):
+        return told
+    return State(told.type, TRUE, Reason.SCALING, f"{serving} of {wanted} serve")
 
 
 def paused(facts: Facts) -> State:

@@ -55,7 +55,7 @@ class Fleet:
         self._watch = FleetWatch(token, levels=settings.levels)
         self._control = Control(
             scaled_of(service), self._substrate, self._watch, tell=tell, publish=publish, settings=settings,
-            clock=time.monotonic, counts=pools,
+            clock=time.monotonic, counts=pools, stopped=pools.stopped(paused=paused), turn=cluster.turns.wait,
         )  # fmt: skip
         self._control.pause(paused)
         self._task = asyncio.create_task(self._control.run(), name=f"control {service.name}")
@@ -64,6 +64,11 @@ class Fleet:
     def revisions(self) -> dict[Role, str]:
         """What each pool makes."""
         return {role: self._substrate.revision(role) for role in Role}
+
+    @property
+    def ticking_seconds(self) -> float:
+        """For how long the present tick of its loop lasts; 0 between two."""
+        return self._control.ticking_seconds
 
     def change(self, service: InferenceService, *, paused: bool) -> None:
         """Go on with another spec, or with pools that are others.

@@ -1,9 +1,14 @@
-"""Desired counts of both pools, kept in their `spec.replicas`, where anybody may read and, if asked to, write them."""
+"""The pools of a service, which hold what outlives a leader: counts in `spec.replicas`, stopped rollouts in the status.
+
+Counts are there for anybody to read and, if asked to, to write.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kllm_core.conditions import ConditionType, Reason
+from kllm_core.kinds.status import ConditionStatus
 from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts
 from kllm_operator.kube.api import KubeApi
@@ -12,6 +17,7 @@ from kllm_operator.kube.exceptions import KubeError
 from kllm_operator.kube.ownership import is_controlled_by
 from kllm_operator.kube.resources import DECODE_POOLS, PREFILL_POOLS, Document
 from kllm_operator.loop.counts import CountsError
+from kllm_operator.loop.crashes import StoppedRollout
 
 POOLS = {Role.PREFILL: PREFILL_POOLS, Role.DECODE: DECODE_POOLS}
 """The kind of each role's pool."""
@@ -45,6 +51,23 @@ class Pools:
             if pool is not None and isinstance(pool["spec"].get("replicas"), int):
                 counts[role] = pool["spec"]["replicas"]
         return counts or None
+
+    def stopped(self, *, paused: bool) -> Mapping[Role, StoppedRollout]:
+        """Rollouts that the pools' status calls stopped.
+
+        Args:
+            paused: whether the service is. One that the status calls paused and that is so no more was seen to by
+                whoever ended the pause: nothing counts as stopped then.
+        """
+        stopped = {}
+        for role in Role:
+            status = (self.of(role) or {}).get("status") or {}
+            told = {each["type"]: each for each in status.get("conditions") or ()}
+            progressing = told.get(ConditionType.PROGRESSING) or {}
+            resumed = (told.get(ConditionType.PAUSED) or {}).get("status") == ConditionStatus.TRUE and not paused
+            if progressing.get("reason") == Reason.ROLLOUT_STOPPED and status.get("revision") and not resumed:
+                stopped[role] = StoppedRollout(status["revision"], progressing["message"])
+        return stopped
 
     async def write(self, desired: DesiredCounts) -> None:
         """See `Counts.write`."""

@@ -22,10 +22,11 @@ from kllm_operator.kube.exceptions import KubeError, NotLeadingError
 from kllm_operator.kube.resources import INFERENCE_SERVICES, PODS, Resource
 from kllm_operator.loop.counts import CountsError
 from kllm_operator.loop.report import Report
+from kllm_operator.render.accepted import recalled
 from kllm_operator.render.engine import check_templates
 from kllm_operator.render.engine_template import TemplateError
 from kllm_operator.render.service import children
-from kllm_operator.service.children import Children, NameTakenError
+from kllm_operator.service.children import Children, trouble_of
 from kllm_operator.service.cluster import Cluster
 from kllm_operator.service.facts import Facts, Trouble, Verdict
 from kllm_operator.service.fleet import Fleet
@@ -102,7 +103,7 @@ class ServiceRuntime:
                 await self._converge(self._service)
             except KubeError as error:
                 failure = error
-                self._trouble = _trouble(error)
+                self._trouble = trouble_of(error)
         if isinstance(failure, NotLeadingError):
             raise failure
         pause = await self._look_at_routers()
@@ -126,6 +127,11 @@ class ServiceRuntime:
             self._fleet.counts_changed()
         return True
 
+    @property
+    def ticking_seconds(self) -> float:
+        """For how long the present tick of its loop lasts; 0 without any."""
+        return 0.0 if self._fleet is None else self._fleet.ticking_seconds
+
     def halt(self) -> None:
         """Take no more steps: the service is being deleted, and what goes is not to be replaced."""
         if self._fleet is not None:
@@ -147,20 +153,42 @@ class ServiceRuntime:
         if generation == self._judged_generation:
             return
         try:
-            service = check_service(dict(document))
-            check_templates(service, self._cluster.render.engine)
-            rendered = children(service, uid=self.uid, config=self._cluster.render)
+            self._use(check_service(dict(document)))
+            verdict = Verdict()
         except ManifestError as error:
             verdict = Verdict(False, Reason.INVALID_SPEC, "; ".join(error.problems))
         except TemplateError as error:
             verdict = Verdict(False, Reason.TEMPLATE_REFUSED, str(error))
-        else:
-            self._service, self._rendered, verdict = service, rendered, Verdict()
+        if self._service is None:
+            self._recall(document)
         if verdict != self._verdict and not verdict.accepted:
             self._cluster.recorder.tell(
                 self._document, reason=verdict.reason, note=verdict.message, action="Accept", warning=True
             )
         self._verdict, self._judged_generation = verdict, generation
+
+    def _use(self, service: InferenceService) -> None:
+        """Take a spec.
+
+        Raises:
+            ManifestError: it cannot be carried out.
+            TemplateError: one of its templates cannot.
+        """
+        check_templates(service, self._cluster.render.engine)
+        self._rendered = children(service, uid=self.uid, config=self._cluster.render)
+        self._service = service
+
+    def _recall(self, document: Mapping[str, Any]) -> None:
+        """Go on with the spec that the leader before this one accepted last, if there was one."""
+        pool = self._pools.of(Role.PREFILL)
+        try:
+            service = None if pool is None else recalled(pool, document)
+            if service is not None:
+                self._use(service)
+        except (ManifestError, TemplateError) as error:
+            _log.warning(
+                "AcceptedSpecNotUsed", namespace=self._key[0], service=self._key[1], error=" ".join(str(error).split())
+            )
 
     async def _converge(self, service: InferenceService) -> None:
         await self._look_at_token(service)
@@ -180,8 +208,13 @@ class ServiceRuntime:
         now = asyncio.get_running_loop().time()
         if self._token is not None and (self._holds_token or now - self._token_at < _TOKEN_SECONDS):
             return
-        find = read_token if self._paused else ensure_token
-        token, self._token_at = await find(self._cluster.api, service, uid=self.uid), now
+        api, uid = self._cluster.api, self.uid
+        if self._paused:
+            token = await read_token(api, service, uid=uid)
+        else:
+            # Without a status it is not known that anybody has looked at the service yet.
+            token = await ensure_token(api, service, uid=uid, new=not self._document.get("status"))
+        self._token_at = now
         if token is None or token == self._token:
             return
         self._token = token
@@ -247,8 +280,3 @@ class ServiceRuntime:
         # What has failed comes again by itself, after a pause that ticks are not to shorten.
         if live is not None and not self._failing and self._status.differs(self._facts(), live):
             self._cluster.want(self._key)
-
-
-def _trouble(error: KubeError) -> Trouble:
-    reason = Reason.NAME_TAKEN if isinstance(error, NameTakenError) else Reason.APPLY_FAILED
-    return Trouble(reason, str(error))

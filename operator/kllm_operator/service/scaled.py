@@ -5,7 +5,7 @@ from __future__ import annotations
 from kllm_core.kinds.base import Scaling
 from kllm_core.kinds.role import RoleSpec
 from kllm_core.kinds.service import InferenceService
-from kllm_core.timing import EngineTiming
+from kllm_core.timing import PRIOR, EngineTiming
 from kllm_operator.loop.control import Scaled
 from kllm_operator.loop.settings import LoopSettings
 from kllm_operator.plan.members import Limits, PoolLimits
@@ -18,7 +18,7 @@ def scaled_of(
 
     Args:
         service: the spec.
-        timing: of the engines, if it is known beforehand.
+        timing: of the engines, if it is known beforehand and exactly.
         start_seconds: what a start took before; None is unknown.
     """
     spec = service.spec
@@ -34,6 +34,7 @@ def scaled_of(
         advise_only=spec.scaling is Scaling.EXTERNAL,
         timing=timing,
         start_seconds=start_seconds,
+        prior=service.timing or PRIOR,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kllm_core.fleet import InstanceState
@@ -18,7 +18,7 @@ from kllm_core.kinds.status import (
     StartPhase,
 )
 from kllm_core.labels import COMPONENT, COMPONENT_ENGINE, ROLE, SERVICE
-from kllm_core.objectives import Role
+from kllm_core.objectives import LoadSource, Role
 from kllm_core.steps import DesiredCounts
 from kllm_operator.loop.report import Report
 from kllm_operator.plan.role_load import RoleLoad
@@ -53,8 +53,16 @@ def service_status(facts: Facts, before: Mapping[str, Any], *, now: str) -> dict
     return status | _told(report, facts, before)
 
 
-def pool_status(facts: Facts, role: Role, before: Mapping[str, Any], *, generation: int, now: str) -> dict[str, Any]:
-    """The status that a pool of a service shall have.
+def pool_status(
+    facts: Facts,
+    role: Role,
+    before: Mapping[str, Any],
+    *,
+    generation: int,
+    now: str,
+    states: Callable[[Facts, Role, Mapping[str, State]], tuple[State, ...]] = pool_conditions,
+) -> dict[str, Any]:
+    """The status that a pool shall have.
 
     Args:
         facts: of the service.
@@ -62,19 +70,20 @@ def pool_status(facts: Facts, role: Role, before: Mapping[str, Any], *, generati
         before: the status that it has.
         generation: of the pool's own spec.
         now: RFC 3339 time.
+        states: its conditions.
     """
     report, service = facts.report, facts.service
-    conditions = _conditions(pool_conditions(facts, role, _states(before)), before, generation=generation, now=now)
+    conditions = _conditions(states(facts, role, _states(before)), before, generation=generation, now=now)
     if report is None and before:
         return {**before, "conditions": [each.document() for each in conditions], "observedGeneration": generation}
     there = [each for each in facts.instances(role) if each.state is not InstanceState.FAILED]
-    name = "" if service is None else service.name
+    selected = None if service is None else f"{COMPONENT}={COMPONENT_ENGINE},{ROLE}={role},{SERVICE}={service.name}"
     return PoolStatus(
         **_role_values(facts, role, before),
         observed_generation=generation,
         conditions=conditions,
         replicas=len(there),
-        selector=f"{COMPONENT}={COMPONENT_ENGINE},{ROLE}={role},{SERVICE}={name}",
+        selector=selected,
         revision=facts.revisions.get(role) or None,
         advised=None if report is None or report.advised is None else report.advised.of(role),
     ).document()
@@ -88,6 +97,16 @@ def is_told(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
 def is_urgent(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     """Whether what differs is more than numbers of load and words, which may wait for each other."""
     return bool(_gist(wanted) != _gist(_own(live, wanted)))
+
+
+def forgets_load(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """Whether a load that was told is unknown: of a service, that of one role or of both."""
+    roles = [(wanted, live), *((wanted.get(role) or {}, live.get(role) or {}) for role in Role)]
+    return any(_knows_load(before) and not _knows_load(after) for after, before in roles)
+
+
+def _knows_load(told: Mapping[str, Any]) -> bool:
+    return bool((told.get("load") or {}).get("source", LoadSource.UNKNOWN) != LoadSource.UNKNOWN)
 
 
 def _told(report: Report, facts: Facts, before: Mapping[str, Any]) -> dict[str, Any]:

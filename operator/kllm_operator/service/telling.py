@@ -52,7 +52,8 @@ class Teller:
         elif isinstance(event, Ended):
             self._ended(event)
         elif isinstance(event, Serving):
-            self._say(event.arrival.instance_id, "InstanceServing", event.line, "Start")
+            # The pod itself tells it by its readiness.
+            self._say("", "InstanceServing", event.line, "Start")
         elif isinstance(event, Failed):
             self._say(event.instance_id, "InstanceFailed", event.line, "Serve", warning=True)
         elif isinstance(event, Requested):

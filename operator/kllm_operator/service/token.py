@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from typing import Protocol
 
 from kllm_core.kinds.service import InferenceService
 from kllm_operator.kube.api import KubeApi
@@ -18,19 +19,29 @@ _BYTES = 32
 _LEAST_CHARACTERS = 16
 
 
-async def read_token(api: KubeApi, service: InferenceService, *, uid: str) -> str | None:
+class RenderToken(Protocol):
+    """Renders the secret that holds a token."""
+
+    def __call__(self, service: InferenceService, *, uid: str, token: str) -> Document:
+        """See `kllm_operator.render.service.fleet_token`."""
+
+
+async def read_token(
+    api: KubeApi, service: InferenceService, *, uid: str, render: RenderToken = fleet_token
+) -> str | None:
     """The token; None if there is none yet.
 
     Args:
         api: where it is.
         service: whose it is.
-        uid: of the service's object.
+        uid: of the object that owns it.
+        render: the secret that holds it.
 
     Raises:
         NameTakenError: the secret of that name is another's.
         InvalidError: it holds no token.
     """
-    empty = fleet_token(service, uid=uid, token="")["metadata"]
+    empty = render(service, uid=uid, token="")["metadata"]
     try:
         found = await api.get(SECRETS, namespace=empty["namespace"], name=empty["name"])
     except NotFoundError:
@@ -38,17 +49,27 @@ async def read_token(api: KubeApi, service: InferenceService, *, uid: str) -> st
     return _token_in(found, uid)
 
 
-async def ensure_token(api: KubeApi, service: InferenceService, *, uid: str) -> str:
-    """The token, which is made if there is none. See `read_token`."""
-    found = await read_token(api, service, uid=uid)
+async def ensure_token(
+    api: KubeApi, service: InferenceService, *, uid: str, render: RenderToken = fleet_token, new: bool = False
+) -> str:
+    """The token, which is made if there is none. See `read_token`.
+
+    Args:
+        api: where it is.
+        service: whose it is.
+        uid: of the object that owns it.
+        render: the secret that holds it.
+        new: there will be none, so that it is not looked for first.
+    """
+    found = None if new else await read_token(api, service, uid=uid, render=render)
     if found is not None:
         return found
     token = secrets.token_urlsafe(_BYTES)
     try:
-        await api.create(fleet_token(service, uid=uid, token=token))
+        await api.create(render(service, uid=uid, token=token))
     except AlreadyExistsError:
-        # Made in an attempt whose answer was lost.
-        found = await read_token(api, service, uid=uid)
+        # Made in an attempt whose answer was lost, or not new after all.
+        found = await read_token(api, service, uid=uid, render=render)
         if found is None:
             raise
         return found

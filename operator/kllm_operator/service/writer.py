@@ -10,13 +10,18 @@ from kllm_core.objectives import Role
 from kllm_operator.kube.cache import Key
 from kllm_operator.kube.exceptions import KubeError, NotFoundError
 from kllm_operator.kube.resources import Document, resource_of
+from kllm_operator.kube.together import together
 from kllm_operator.service.cluster import Cluster
 from kllm_operator.service.facts import Facts
 from kllm_operator.service.pools import Pools
-from kllm_operator.service.status import is_told, is_urgent, pool_status, service_status
+from kllm_operator.service.status import forgets_load, is_told, is_urgent, pool_status, service_status
 
 _WORDS_SECONDS = 15.0
 """Between two writes that bring only newer loads and words, which change at each tick."""
+_SILENT_SECONDS = 60.0
+"""For which a load is unknown before that is told in place of the one that was known. A leader that is new, and one on
+a busy machine, hears agents and routers late: that says nothing of the service, and each status would be written twice.
+Three times the silence after which an agent counts as gone."""
 
 
 class StatusWriter:
@@ -33,6 +38,7 @@ class StatusWriter:
         self._service = service
         self._pools = pools
         self._written_at: dict[str, float] = {}
+        self._unknown_since: dict[str, float] = {}
 
     def differs(self, facts: Facts, document: Mapping[str, Any]) -> bool:
         """Whether there is something to write now."""
@@ -44,9 +50,8 @@ class StatusWriter:
         Raises:
             KubeError: it cannot be written.
         """
-        for live, wanted in self._statuses(facts, document):
-            if self._wants(live, wanted):
-                await self._write(live, wanted)
+        statuses = self._statuses(facts, document)
+        await together(*(self._write(live, wanted) for live, wanted in statuses if self._wants(live, wanted)))
 
     def _statuses(self, facts: Facts, document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Document]]:
         now = self._cluster.now()
@@ -59,13 +64,19 @@ class StatusWriter:
         return statuses
 
     def _wants(self, live: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-        before = live.get("status") or {}
+        before, uid = live.get("status") or {}, live["metadata"]["uid"]
         if is_told(wanted, before):
+            self._unknown_since.pop(uid, None)
             return False
+        if is_urgent(wanted, before):
+            return True
         now = asyncio.get_running_loop().time()
         # What is there was written by the leader before this one, which had heard more than this one has yet.
-        written_at = self._written_at.setdefault(live["metadata"]["uid"], now)
-        return is_urgent(wanted, before) or now - written_at >= _WORDS_SECONDS
+        written_at = self._written_at.setdefault(uid, now)
+        if forgets_load(wanted, before):
+            return now - self._unknown_since.setdefault(uid, now) >= _SILENT_SECONDS
+        self._unknown_since.pop(uid, None)
+        return now - written_at >= _WORDS_SECONDS
 
     async def _write(self, live: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         metadata = live["metadata"]

@@ -36,6 +36,7 @@ class Observed:
         phases: of its start, as far as they are over.
         requested: what a person asks of it.
         reason: CamelCase, what is wrong with it, for conditions; empty when nothing is.
+        draining_to: the role that it shall have once it is drained; None for one that leaves.
         vouched: another than this process asks its agent, and has an answer: silence is the way's fault, not its own.
     """
 
@@ -55,6 +56,7 @@ class Observed:
     requested: Request | None = None
     reason: str = ""
     vouched: bool = False
+    draining_to: Role | None = None
 
 
 class Substrate(abc.ABC):
@@ -105,8 +107,13 @@ class Substrate(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def drain(self, instance_id: str, *, deadline_seconds: float) -> bool:
+    async def drain(self, instance_id: str, *, deadline_seconds: float, to: Role | None = None) -> bool:
         """Let an instance take nothing new and finish what it has.
+
+        Args:
+            instance_id: of one that serves.
+            deadline_seconds: that it has.
+            to: the role that it shall have then, which `observe` tells for as long as it drains; None: it leaves.
 
         Returns:
             Whether it is empty; False when the deadline passed first.

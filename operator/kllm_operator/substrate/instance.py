@@ -38,6 +38,7 @@ class ProcessInstance:
     Attributes:
         began: seconds on the substrate's clock at its start.
         since: the same of its present state.
+        draining_to: the role that it shall have once it is drained.
         start: what the agent told when it served.
         settled: set once it serves or has failed.
     """
@@ -53,6 +54,7 @@ class ProcessInstance:
     drained: bool = False
     overdue: bool = False
     ending: bool = False
+    draining_to: Role | None = None
     start: dict[str, Any] = field(default_factory=dict)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -76,4 +78,5 @@ class ProcessInstance:
             drained=self.drained,
             overdue=self.overdue,
             ending=self.ending,
+            draining_to=self.draining_to if self.state is InstanceState.DRAINING else None,
         )

@@ -3,7 +3,7 @@
 All that a step must not lose is on the pods, so that a new leader goes on with what it finds:
 
 - A drain: `drain-until` is written, the agent drains, `drained` is written. Without the last word of the three a new
-  leader asks the agent again, which tells at once what became of it.
+  leader asks the agent again, which tells at once what became of it. With `draining-to` the plan was to flip it then.
 - A flip: `switching-to` is written, the agent switches, then label, owner and the end of the drain are written in one
   patch. With `switching-to` a new leader asks the agent for that role again: it has it already, or takes it now, or
   refuses and stays drained in its old role.
@@ -19,8 +19,8 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -37,7 +37,7 @@ from kllm_operator.substrate.exceptions import StepRefusedError, SubstrateError
 from kllm_operator.substrate.kubernetes_agents import AgentWords, Word
 from kllm_operator.substrate.kubernetes_events import PodEvents
 from kllm_operator.substrate.kubernetes_pods import Pod
-from kllm_operator.substrate.kubernetes_states import Asked, PodTimeouts, Seen, observed
+from kllm_operator.substrate.kubernetes_states import Asked, PodTimeouts, Seen, leaving, observed
 from kllm_operator.substrate.kubernetes_store import OwnPods, PodGoneError, PodPlan
 from kllm_operator.substrate.ongoing import Ongoing
 
@@ -53,6 +53,8 @@ _LEAST_DRAIN_SECONDS = 0.6
 """An agent takes half a second to be sure that it is empty, however late it is asked."""
 _UNBEGUN = frozenset({InstanceState.STARTING, InstanceState.FAILED, InstanceState.SLOT, InstanceState.GATED})
 _IDLE = frozenset({InstanceState.SLOT, InstanceState.GATED})
+_FRESH_SECONDS = 1.0
+"""For which what was made of a pod holds while nothing of it has changed: only that it is late comes with time."""
 
 _Result = TypeVar("_Result")
 
@@ -61,6 +63,22 @@ _log = structlog.get_logger(__name__)
 
 def _suffix() -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(5))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was made of one pod.
+
+    Attributes:
+        revision: that a start in its role would have made.
+        at: when; seconds since the epoch.
+        observed: but for its age.
+    """
+
+    seen: Seen
+    revision: str
+    at: float
+    observed: Observed
 
 
 class PodSubstrate(Substrate):
@@ -97,10 +115,11 @@ class PodSubstrate(Substrate):
         self._clock = clock
         self._looking_since = clock()
         self._words = AgentWords(token, listener=self._look_soon)
-        self._events = PodEvents(api, listener=self._look_soon)
+        self._events = PodEvents(api, namespace=plan.service.metadata.namespace, listener=self._look_soon)
         self._ongoing = Ongoing(self._look)
         self._targets: dict[str, Role] = {}
         self._told: list[Observed] = []
+        self._made: dict[str, _Made] = {}
         self._soon: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -156,14 +175,14 @@ class PodSubstrate(Substrate):
             raise StepRefusedError("AlreadyServing", f"{instance_id} is {state}; drain and stop it instead")
         await self._end(seen.pod, _AT_ONCE_SECONDS)
 
-    async def drain(self, instance_id: str, *, deadline_seconds: float) -> bool:
+    async def drain(self, instance_id: str, *, deadline_seconds: float, to: Role | None = None) -> bool:
         """See `Substrate.drain`."""
         seen = self._get(instance_id)
         state = self._observed(seen).state
         if state not in {InstanceState.SERVING, InstanceState.DRAINING} or seen.ending:
             raise StepRefusedError("NotServing", f"{instance_id} is {state}, so there is nothing to drain")
         until = self._clock() + deadline_seconds
-        return bool(await self._ongoing.join("drain", instance_id, lambda: self._drain(seen.pod, until)))
+        return bool(await self._ongoing.join("drain", instance_id, lambda: self._drain(seen.pod, until, to)))
 
     async def stop(self, instance_id: str) -> None:
         """See `Substrate.stop`."""
@@ -229,8 +248,8 @@ class PodSubstrate(Substrate):
             self._words.forget(pod.uid)
             return
 
-    async def _drain(self, pod: Pod, until: float) -> bool:
-        pod = await self._own.change(pod, lambda fresh: patches.draining(fresh, until))
+    async def _drain(self, pod: Pod, until: float, to: Role | None) -> bool:
+        pod = await self._own.change(pod, lambda fresh: patches.draining(fresh, until, to))
         self._look()
         try:
             empty = await self._emptied(pod, until)
@@ -289,7 +308,7 @@ class PodSubstrate(Substrate):
     def _look(self) -> list[Observed]:
         """After anything that may change what is told: listen to those who start, go on with what was begun, tell."""
         if self._closed:
-            return [self._observed(each) for each in self._all().values()]
+            return self._in_order(self._all())
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -298,17 +317,17 @@ class PodSubstrate(Substrate):
         self._words.keep(frozenset(each.pod.uid for each in seen.values()))
         unsettled = {each.pod.uid: each.pod.agent for each in seen.values() if not each.settled}
         self._words.follow({uid: agent for uid, agent in unsettled.items() if agent is not None})
-        hanging = (each.pod for each in seen.values() if each.hangs)
-        self._events.follow({pod.uid: pod.namespace for pod in hanging})
+        self._events.follow({each.pod.uid for each in seen.values() if each.hangs})
         for each in seen.values():
             self._go_on(each)
-        there = [self._observed(each) for each in self._all().values()]
+        now, there = self._clock(), self._all()
         # Ages are no news.
-        told = [replace(each, age_seconds=0.0) for each in there]
+        told = [*(self._ageless(each, now) for each in there.values()), *self._leaving()]
+        self._made = {name: made for name, made in self._made.items() if name in there}
         if told != self._told:
             self._told = told
             self._changed()
-        return there
+        return self._in_order(there)
 
     def _go_on(self, seen: Seen) -> None:
         pod, name = seen.pod, seen.pod.name
@@ -318,9 +337,15 @@ class PodSubstrate(Substrate):
             self._targets[name] = to
             self._ongoing.begin("flip", name, lambda: self._resumed(pod, self._flip(pod, to)))
         elif (until := pod.drain_until) is not None and pod.drains:
-            self._ongoing.begin("drain", name, lambda: self._resumed(pod, self._drain(pod, until)))
+            self._ongoing.begin("drain", name, lambda: self._resumed(pod, self._drain(pod, until, pod.draining_to)))
         elif not pod.is_slot and seen.says(*_IDLE):
             self._ongoing.begin("assume", name, lambda: self._assume(pod, Role(pod.label)))
+
+    def _in_order(self, own: Mapping[str, Seen]) -> list[Observed]:
+        return sorted((*map(self._observed, own.values()), *self._leaving()), key=lambda each: each.id)
+
+    def _leaving(self) -> list[Observed]:
+        return [leaving(pod, role) for pod, role in self._own.leaving()]
 
     def _slots(self, role: Role) -> list[Seen]:
         """Slots that can become an instance of a role: its own pool's first, the oldest first."""
@@ -346,13 +371,25 @@ class PodSubstrate(Substrate):
             role=target if asked("adopt") else None,
             switching=target if asked("flip") else None,
         )
-        return Seen(pod, self._own.pool(pod), self._words.of(pod.uid), steps, self._events.of(pod.uid))
+        pool, word, trouble = self._own.pool(pod), self._words.of(pod.uid), self._events.of(pod.uid)
+        made = self._made.get(pod.name)
+        if made is not None and made.seen.is_made_of(pod, pool, word, steps, trouble):
+            return made.seen
+        return Seen(pod, pool, word, steps, trouble)
 
     def _observed(self, seen: Seen) -> Observed:
-        current = self._own.revision(seen.role)
-        return observed(
-            seen, now=self._clock(), timeouts=self._timeouts, revision=current, looking_since=self._looking_since
-        )
+        now = self._clock()
+        return replace(self._ageless(seen, now), age_seconds=max(0.0, now - seen.pod.began))
+
+    def _ageless(self, seen: Seen, now: float) -> Observed:
+        """What is told of a pod but its age. Most of thousands have not changed since it was asked last."""
+        made, revision = self._made.get(seen.pod.name), self._own.revision(seen.role)
+        if made is None or made.seen is not seen or made.revision != revision or now - made.at > _FRESH_SECONDS:
+            told = observed(
+                seen, now=now, timeouts=self._timeouts, revision=revision, looking_since=self._looking_since
+            )
+            made = self._made[seen.pod.name] = _Made(seen, revision, now, replace(told, age_seconds=0.0))
+        return made.observed
 
     def _get(self, instance_id: str) -> Seen:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -19,7 +20,7 @@ from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
 from kllm_core.wire import ROLE_OF, STATE_OF
-from kllm_operator.fleet.stream import Line, reports
+from kllm_operator.fleet.stream import reports, sessions
 from kllm_operator.substrate.base import StartPhase
 
 _INTERVAL_SECONDS = 1.0
@@ -92,26 +93,17 @@ class AgentWords:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, uid: str, address: str) -> None:
-        line = Line(address)
-        try:
-            await self._listen(uid, line, address)
-        finally:
-            await line.close()
-
-    async def _listen(self, uid: str, line: Line, address: str) -> None:
         said = ""
-        while True:
-            try:
-                await self._session(uid, line.channel)
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
-                if isinstance(error, TimeoutError):
-                    await line.was_silent()
-                problem = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "Silent"
-                # One that does not listen yet is nothing new; one that answers with errors is a fault.
-                level = _log.debug if problem in {"UNAVAILABLE", "CANCELLED", said} else _log.warning
-                level("AgentDoesNotTell", pod=uid, agent=address, problem=problem, error=str(error))
-                said = problem
-            await asyncio.sleep(_PAUSE_SECONDS)
+
+        def lost(error: grpc.aio.AioRpcError | TimeoutError) -> None:
+            nonlocal said
+            problem = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "Silent"
+            # One that does not listen yet is nothing new; one that answers with errors is a fault.
+            level = _log.debug if problem in {"UNAVAILABLE", "CANCELLED", said} else _log.warning
+            level("AgentDoesNotTell", pod=uid, agent=address, problem=problem, error=str(error))
+            said = problem
+
+        await sessions(address, partial(self._session, uid), lost=lost, pause_seconds=_PAUSE_SECONDS)
 
     async def _session(self, uid: str, channel: grpc.aio.Channel) -> None:
         stub: Any = engine_pb2_grpc.EngineAgentStub(channel)  # type: ignore[no-untyped-call]

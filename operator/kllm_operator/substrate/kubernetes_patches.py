@@ -17,14 +17,17 @@ from kllm_operator.substrate.kubernetes_pods import DRAINED, OVERDUE, Pod, time_
 
 Patch = Mapping[str, Any]
 
-_NO_DRAIN = {labels.DRAIN_UNTIL: None, labels.DRAINED: None}
+_NO_DRAIN = {labels.DRAIN_UNTIL: None, labels.DRAINED: None, labels.DRAINING_TO: None}
 
 
-def draining(pod: Pod, until: float) -> Patch | None:
-    """It drains, until a time."""
-    if pod.drain_until is not None and abs(pod.drain_until - until) < 0.001 and pod.drained is None:
+def draining(pod: Pod, until: float, to: Role | None) -> Patch | None:
+    """It drains, until a time, and leaves then or takes another role."""
+    same = pod.drain_until is not None and abs(pod.drain_until - until) < 0.001 and pod.draining_to is to
+    if same and pod.drained is None:
         return None
-    return _patch(pod, annotations={labels.DRAIN_UNTIL: time_of(until), labels.DRAINED: None})
+    then = None if to is None else to.value
+    drain = {labels.DRAIN_UNTIL: time_of(until), labels.DRAINED: None, labels.DRAINING_TO: then}
+    return _patch(pod, annotations=drain)
 
 
 def drain_ended(pod: Pod, *, empty: bool) -> Patch | None:
@@ -40,8 +43,10 @@ def switching(pod: Pod, to: Role) -> Patch | None:
 
 
 def not_switched(pod: Pod) -> Patch | None:
-    """Its agent has not taken the other role: it is drained, as before."""
-    return None if pod.switching_to is None else _patch(pod, annotations={labels.SWITCHING_TO: None})
+    """Its agent has not taken the other role: it is drained, and leaves."""
+    if pod.switching_to is None:
+        return None
+    return _patch(pod, annotations={labels.SWITCHING_TO: None, labels.DRAINING_TO: None})
 
 
 def switched(pod: Pod, to: Role, owner: Owner) -> Patch | None:

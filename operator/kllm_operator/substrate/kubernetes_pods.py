@@ -29,6 +29,7 @@ class Pod:
         began: when the step that made it was taken: its creation, or the start from a slot.
         drain_until: deadline of the drain that it is in; None when it does not drain.
         drained: how the drain ended; None while it goes on.
+        draining_to: the role that it shall have then; None for one that leaves.
         switching_to: the role that its agent was, or will be, asked to take.
         requested: what a person has asked for by annotation.
         placed: it has a node.
@@ -43,7 +44,6 @@ class Pod:
     """
 
     document: Mapping[str, Any]
-    namespace: str
     name: str
     uid: str
     owner: str
@@ -52,6 +52,7 @@ class Pod:
     began: float
     drain_until: float | None
     drained: bool | None
+    draining_to: Role | None
     switching_to: Role | None
     requested: Request | None
     placed: bool
@@ -85,7 +86,6 @@ def read_pod(document: Mapping[str, Any]) -> Pod:
     running_since = _running_since(status, "containerStatuses", CONTAINER)
     return Pod(
         document=document,
-        namespace=str(metadata.get("namespace", "")),
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
         owner=_controller(metadata),
@@ -94,6 +94,7 @@ def read_pod(document: Mapping[str, Any]) -> Pod:
         began=seconds_of(annotations.get(labels.BEGAN_AT)) or created,
         drain_until=seconds_of(annotations.get(labels.DRAIN_UNTIL)),
         drained={DRAINED: True, OVERDUE: False}.get(annotations.get(labels.DRAINED, "")),
+        draining_to=_member(Role, annotations.get(labels.DRAINING_TO)),
         switching_to=_member(Role, annotations.get(labels.SWITCHING_TO)),
         requested=_member(Request, annotations.get(labels.REQUESTED)),
         placed=bool((document.get("spec") or {}).get("nodeName")),

@@ -63,6 +63,11 @@ class Seen:
     asked: Asked
     trouble: Problem | None = None
 
+    def is_made_of(self, pod: Pod, pool: Role, word: Word | None, asked: Asked, trouble: Problem | None) -> bool:
+        """Whether exactly these are what is known: not something equal, but for what is asked for."""
+        same = self.pod is pod and self.pool is pool and self.word is word and self.trouble is trouble
+        return same and self.asked == asked
+
     @property
     def is_slot(self) -> bool:
         """Whether it has no role, and is not being given one."""
@@ -155,6 +160,22 @@ def observed(seen: Seen, *, now: float, timeouts: PodTimeouts, revision: str, lo
         requested=None if seen.ending or seen.switching is not None else pod.requested,
         reason=reason,
         vouched=pod.ready,
+        draining_to=pod.draining_to if state is InstanceState.DRAINING else None,
+    )
+
+
+def leaving(pod: Pod, role: Role) -> Observed:
+    """A pod that ends with a pool that is gone: it counts for what it holds, whatever its age and state."""
+    return Observed(
+        id=pod.name,
+        role=role,
+        state=InstanceState.DRAINING,
+        agent=None,
+        message="its pool was deleted, and it goes with it",
+        age_seconds=0.0,
+        ending=True,
+        slot=pod.is_slot,
+        revision=pod.revision,
     )
 
 

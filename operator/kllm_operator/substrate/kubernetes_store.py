@@ -23,8 +23,8 @@ from kllm_operator.kube.exceptions import (
     NotLeadingError,
     UnreachableError,
 )
-from kllm_operator.kube.ownership import is_controlled_by
-from kllm_operator.kube.resources import PODS, Document
+from kllm_operator.kube.ownership import controller_of, is_controlled_by
+from kllm_operator.kube.resources import DECODE_POOLS, PODS, PREFILL_POOLS, Document
 from kllm_operator.render.engine import EngineConfig, engine_pod, engine_revision
 from kllm_operator.render.owner import Owner
 from kllm_operator.substrate.exceptions import SubstrateError
@@ -33,8 +33,10 @@ from kllm_operator.substrate.kubernetes_pods import Pod, read_pod
 
 Change = Callable[[Pod], Patch | None]
 
+_ROLES = frozenset(role.value for role in Role)
 _TRIES = 5
 """For a name that is free, and for a change that nobody gets in between of."""
+_ROLE_OF = {PREFILL_POOLS.kind: Role.PREFILL, DECODE_POOLS.kind: Role.DECODE}
 _CHECK_SECONDS = 5.0
 """After so long without news the API server is asked: a watch may have missed the end."""
 
@@ -77,6 +79,7 @@ class OwnPods:
         self._suffix = suffix
         self._read: dict[str, Pod] = {}
         self._unsure: dict[tuple[Role, bool], str] = {}
+        self._names: set[tuple[str, str]] = set()
         self._news = asyncio.Event()
         self.use(plan)
 
@@ -94,6 +97,7 @@ class OwnPods:
         self._revisions = {role: engine_revision(plan.service, plan.config, role) for role in Role}
         self._plan = plan
         self._pools = {owner.uid: role for role, owner in plan.owners.items()}
+        self._names |= {(owner.kind, owner.name) for owner in plan.owners.values()}
 
     def revision(self, role: Role) -> str:
         """What a new pod of a role is made from."""
@@ -120,6 +124,24 @@ class OwnPods:
         read = {str(document["metadata"]["name"]): self._pod(document) for document in documents}
         self._read = read
         return {name: pod for name, pod in read.items() if pod.owner in self._pools and _is_known(pod)}
+
+    def leaving(self) -> list[tuple[Pod, Role]]:
+        """Pods of the service that no pool of its controls, and that end; each with the role whose accelerators it has.
+
+        Their pool was deleted, or the whole service before this one of the same name. Kubernetes ends them, and no step
+        is for them, but until they are gone they hold what they have. They are those that `all` saw last.
+        """
+        strangers = (pod for pod in self._read.values() if pod.owner not in self._pools and _is_known(pod))
+        found = ((pod, self._doomed(pod)) for pod in strangers)
+        return [(pod, role) for pod, role in found if role is not None]
+
+    def _doomed(self, pod: Pod) -> Role | None:
+        controller = controller_of(pod.document) or {}
+        kind, name = str(controller.get("kind")), str(controller.get("name"))
+        # One whose pool has another uid by now will be deleted, if it is not yet.
+        if pod.deleted_by is None and (kind, name) not in self._names:
+            return None
+        return _ROLE_OF.get(kind) or (None if pod.is_slot else Role(pod.label))
 
     def now(self, pod: Pod) -> Pod | None:
         """The same pod, not another of its name, as it is now."""
@@ -260,7 +282,7 @@ class OwnPods:
 
 
 def _is_known(pod: Pod) -> bool:
-    return pod.is_slot or pod.label in {role.value for role in Role}
+    return pod.is_slot or pod.label in _ROLES
 
 
 def _may_pass(error: Exception) -> bool:

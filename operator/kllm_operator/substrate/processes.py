@@ -184,13 +184,14 @@ class ProcessSubstrate(Substrate):
             raise StepRefusedError("AlreadyServing", f"{instance_id} is {instance.state}; drain and stop it instead")
         await self._end(instance, grace_seconds=0)
 
-    async def drain(self, instance_id: str, *, deadline_seconds: float) -> bool:
+    async def drain(self, instance_id: str, *, deadline_seconds: float, to: Role | None = None) -> bool:
         """See `Substrate.drain`."""
         instance = self._get(instance_id)
         states = {InstanceState.SERVING, InstanceState.DRAINING}
         if instance.agent is None or instance.state not in states or instance.ending:
             raise StepRefusedError("NotServing", f"{instance_id} is {instance.state}, so there is nothing to drain")
         if instance.state is InstanceState.SERVING:
+            instance.draining_to = to
             self._move(instance, InstanceState.DRAINING, "finishes what it has")
         empty = await self._ongoing.join(
             "drain", instance_id, lambda: self._drain(instance, str(instance.agent), deadline_seconds)
@@ -242,7 +243,7 @@ class ProcessSubstrate(Substrate):
             seconds = await agentcalls.switch_role(agent, self._token, to)
         except SubstrateError as error:
             if instance.state is InstanceState.STARTING:
-                instance.role = to.other
+                instance.role, instance.draining_to = to.other, None
                 self._move(instance, InstanceState.DRAINING, str(error))
             raise
         if instance.state is InstanceState.STARTING:
