@@ -61,6 +61,11 @@ e2e: setup ## Prove kLLM on a real cluster: KUBECONFIG's, kind's or `make cluste
 operator-scale: setup ## Measure the operator with many services on a real API server (root)
 	@PYTHONPATH=. $(BIN)/python bench/operator/measure.py $(ARGS)
 
+.PHONY: bench-planner
+bench-planner: setup ## Simulate kLLM's loop beside other scaling laws, and write their page; ARGS="--help" says how
+	@for each in baselines pd ablation; do PYTHONPATH=. $(BIN)/python bench/planner/$$each.py $(ARGS) || exit; done
+	@PYTHONPATH=. $(BIN)/python bench/planner/document.py
+
 .PHONY: images
 images: setup ## Build the operator's and the router's images and run them (root; Debian's buildah)
 	@$(BIN)/python -m e2e.imagebuild
