@@ -71,7 +71,8 @@ class Store:
         try:
             while waiting or running:
                 while waiting and len(running) < self._jobs:
-                    running[pool.submit(cases.run, waiting[0], self._folder)] = waiting.popleft()
+                    spec = waiting.popleft()
+                    running[pool.submit(cases.run, spec, self._folder)] = spec
                 for future in concurrent.futures.wait(running, return_when="FIRST_COMPLETED").done:
                     row = {"run": running.pop(future), "figures": future.result()}
                     self._keep(row)

@@ -20,7 +20,7 @@ COMPONENT_POOL = "pool"
 COMPONENT_FLEET = "fleet"
 
 SERVICE = f"{GROUP}/service"
-"""The service that an object is of. On a standalone pool: that of its instances, if it shall not have the pool's name."""
+"""The service that an object is of. On a standalone pool: that of its instances, if its name is not the pool's."""
 ROLE = f"{GROUP}/role"
 """prefill, decode, or ROLE_SLOT."""
 ROLE_SLOT = "slot"

@@ -46,9 +46,9 @@ The operator makes one of each for a service, `NAME-prefill` and `NAME-decode`. 
 have those of `status.prefill`, and `observedGeneration`, `conditions` and `revision`. And besides:
 """
 _ALONE = """
-One that is applied by itself is scaled by whoever writes `spec.replicas`. Its instances are of the service that its label
-`kllm.io/service` names, or else of one of the pool's own name; that has one pool of each role, which agree on `model`,
-`cache` and `transferBackend`, and routers of your own ([kubernetes.md](kubernetes.md#pools-without-a-service)).
+One that is applied by itself is scaled by whoever writes `spec.replicas`. Its instances are of the service that its
+label `kllm.io/service` names, or else of one of the pool's own name; that has one pool of each role, which agree on
+`model`, `cache` and `transferBackend`, and routers of your own ([kubernetes.md](kubernetes.md#pools-without-a-service)).
 """
 
 

@@ -18,7 +18,8 @@ Array = NDArray[np.float64]
 _LEVEL = np.array([0.0015, 0.006, 0.02, 0.0015, 0.0015, 0.1, 0.5])
 """By how much of itself a level wanders in the square root of a second, by model. The last two swing and jump."""
 _OF_WHAT_IS_SEEN = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0])
-"""Whether it wanders by as much of what is seen, where that is more: from nothing, too, there is a way up."""
+"""Whether it wanders by as much of what is seen, where that is more: from nothing, too, there is a way up. Only
+of counts: a long prompt is no sign that all are long."""
 _LEVEL_AHEAD = np.array([0.0015, 0.006, 0.02, 0.0015, 0.0015, 0.02, 0.006])
 """The same for what lies ahead: who has just jumped need not jump again."""
 _TREND = np.array([0.0, 0.0, 0.0, 3e-5, 3e-4, 0.0, 0.0])
@@ -104,7 +105,7 @@ class Tracks:
         exposures = np.where(exposures < _LEAST_EXPOSURE, 0.0, exposures)
         sees = exposures > 0
         weight, level, trend, variance = self._mixed(seconds)
-        jumped = np.where(sees, values, 0.0)[:, None] * _OF_WHAT_IS_SEEN
+        jumped = np.where(sees & (self.power == 1), values, 0.0)[:, None] * _OF_WHAT_IS_SEEN
         level, trend, variance = self._onward(level, trend, variance, seconds, least=jumped)
         exposed = np.where(sees, exposures, 1.0)[:, None]
         spread = self._noise_variance(level, exposed)
