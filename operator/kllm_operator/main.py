@@ -25,6 +25,7 @@ import structlog
 
 from kllm_core.logs import configure_logs
 from kllm_operator.config import ConfigError, OperatorConfig, read_config
+from kllm_operator.fleet.event_loop import PromptLoop
 from kllm_operator.http import PORT, HttpServer
 from kllm_operator.kube.cache import Key
 from kllm_operator.kube.caches import Caches
@@ -71,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What was imported stays for good, and need not be looked at.
         gc.freeze()
         gc.set_threshold(_NEW_OBJECTS)
-        return asyncio.run(_run(options, config))
+        with asyncio.Runner(loop_factory=PromptLoop) as runner:
+            return runner.run(_run(options, config))
     except (ConfigError, LoginError) as error:
         print(f"kllm-operator: {error}", file=sys.stderr)  # noqa: T201  for the person who started it
         return EXIT_USAGE
