@@ -1,6 +1,7 @@
 """One pool on llm-d's ramp: its own law with its own figures, and the curve of all laws over start times.
 
-python bench/planner/baselines.py [--traces FOLDER] [--jobs N] [--again POLICY] [--quick] [--only published|curve]
+python bench/planner/baselines.py [--traces FOLDER] [--jobs N] [--again POLICY] [--quick]
+    [--only published|curve] [--starts SECONDS ...]
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sweeps
 
 STARTS = (2, 10, 30, 60, 100, 300)
 TUNED_ON = (0,)
-REPORTED_ON = (10, 11, 12, 13)
+REPORTED_ON = (10, 11)
 EPISODES = tuple(range(20, 32))
 
 PUBLISHED = {
@@ -50,6 +51,7 @@ def reported(spec: cases.Spec, *, quick: bool) -> list[cases.Spec]:
 def main() -> None:
     parser = store.options(__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("published", "curve"), help="one of both parts")
+    parser.add_argument("--starts", type=int, nargs="+", default=STARTS, choices=STARTS, help="of the curve")
     given = parser.parse_args()
     if given.only != "curve":
         runs = store.Store("published", given)
@@ -57,7 +59,7 @@ def main() -> None:
         runs.tidy()
     if given.only != "published":
         runs = store.Store("curve", given)
-        starts = STARTS[2:3] if given.quick else STARTS
+        starts = given.starts[:1] if given.quick else given.starts
         trials = [
             (start, policy, knobs)
             for start in starts

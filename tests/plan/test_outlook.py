@@ -143,7 +143,7 @@ def test_loads_ahead_are_those_of_what_is_provided_for():
 
     assert judged.at(P, 1).strain == asked.at(P, 1).strain
     assert judged.at(P, 1, spare=0.2).strain > judged.at(P, 1).strain
-    assert judged.now(P).strain < judged.at(P, 1).strain
+    assert judged.now(P).strain < judged.at(P, 1, lasting=True).strain
 
 
 rates = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 1e4))

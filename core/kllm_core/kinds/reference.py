@@ -48,7 +48,8 @@ have those of `status.prefill`, and `observedGeneration`, `conditions` and `revi
 _ALONE = """
 One that is applied by itself is scaled by whoever writes `spec.replicas`. Its instances are of the service that its
 label `kllm.io/service` names, or else of one of the pool's own name; that has one pool of each role, which agree on
-`model`, `cache` and `transferBackend`, and routers of your own ([kubernetes.md](kubernetes.md#pools-without-a-service)).
+`model`, `cache` and `transferBackend`, and routers of your own
+([kubernetes.md](kubernetes.md#pools-without-a-service)).
 """
 
 

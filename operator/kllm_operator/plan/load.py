@@ -80,7 +80,7 @@ class LoadModel:
         model = self._terms(asked)
         terms = () if role is Role.PREFILL else model.decode(count, lasting=lasting)
         if self.one_pool or role is Role.PREFILL:
-            terms = (*terms, model.prefill(count, present=present))
+            terms = (*terms, model.prefill(count, present=present, lasting=lasting))
         judged = [(term.strain, term) for term in terms if term.strain is not None]
         if not judged:
             nothing = Load.of(predicted=None, measured=None)

@@ -42,6 +42,28 @@ def waiting_seconds(
     return mean * math.exp(waits) + grown, tail + grown
 
 
+def waiting_after(
+    seconds: float,
+    *,
+    requests_per_second: float,
+    service_seconds: float,
+    servers: int,
+    percentile: int,
+    variation: float = 1.0,
+) -> float:
+    """Percentile of what a queue that is empty by now can have grown to, in seconds of waiting.
+
+    The work that arrives in a time is about normally distributed, with the mean utilisation · time and, per server, the
+    variance 2 · variation · rate · service² · time / servers² (Brownian approximation, Kingman). A queue near
+    saturation is long only after a long time; with less work it is longest after a shorter one.
+    """
+    spare = 1 - requests_per_second * service_seconds / servers
+    spread = math.sqrt(2 * variation * requests_per_second) * service_seconds / servers
+    spread *= max(0.0, NormalDist().inv_cdf(percentile / 100))
+    longest = min(seconds, (spread / (2 * spare)) ** 2) if spare > 0 else seconds
+    return max(0.0, spread * math.sqrt(longest) - spare * longest)
+
+
 def decode_batch(
     timing: DecodeTiming,
     *,

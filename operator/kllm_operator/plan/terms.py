@@ -15,7 +15,7 @@ from kllm_core.objectives import Load, Objectives, Role
 from kllm_core.timing import DecodeTiming, EngineTiming
 from kllm_operator.plan.congestion import blocked, full
 from kllm_operator.plan.demand import Demand, Measurement, known
-from kllm_operator.plan.queueing import batch_after, decode_batch, waiting_seconds, with_spread
+from kllm_operator.plan.queueing import batch_after, decode_batch, waiting_after, waiting_seconds, with_spread
 from kllm_operator.plan.role_load import Term, TermLoad
 from kllm_operator.plan.seen import Seen
 from kllm_operator.plan.settings import LoadSettings
@@ -47,20 +47,26 @@ class Terms:
         """The role that computes prompts."""
         return Role.DECODE if self.one_pool else Role.PREFILL
 
-    def prefill(self, count: int, *, present: bool) -> TermLoad:
-        """Queue and prefill with `count` instances, with what is queued there or what is to come."""
+    def prefill(self, count: int, *, present: bool, lasting: bool) -> TermLoad:
+        """Queue and prefill with `count` instances.
+
+        Args:
+            count: of instances.
+            present: with what is queued there by now, and not with what is left of it.
+            lasting: in the long run, and not when capacity that is asked for now serves.
+        """
         role, share = self._prefills, 1.0 if self.one_pool else self.settings.prefill_share
         stages = self.demand.stages
         measured = self._sum(role, stages.queue, stages.prefill)
         if measured is not None:
             measured = max(0.0, measured - (self._believed(role, stages.blocked) or 0.0))
-        predicted = self._prefill_seconds(count, present=present)
+        predicted = self._prefill_seconds(count, present=present, lasting=lasting)
         # No count of instances computes a prompt faster.
         own = max(self._long_prefill_seconds() or 0.0, self._believed(role, stages.prefill) or 0.0)
         objective = self.objectives.ttft_seconds * share
         return self._term(Term.QUEUE_AND_PREFILL, role, count, objective, predicted, measured, own)
 
-    def _prefill_seconds(self, count: int, *, present: bool) -> float | None:
+    def _prefill_seconds(self, count: int, *, present: bool, lasting: bool) -> float | None:
         rate, long = self._rate(), self._long_prefill_seconds()
         queued = [load.queued_uncached_tokens for load in self.seen.fresh[self._prefills] if not blocked(load)]
         tokens = math.ceil(_total(queued) / count)
@@ -70,9 +76,11 @@ class Terms:
         if rate is None or long is None or not prompt or rate == tokens == 0:
             return drain + (long or 0.0) if tokens or rate == 0 else None
         mean = self._service_seconds()
+        queue, ahead = drain, self.ahead_seconds
+        variation = (forecast.gap_variation + _or_one(forecast.prompt_variation)) / 2
         if not present:
             # What is left of the queue when new capacity serves, which helps nobody who is gone by then.
-            drain = max(0.0, drain - (1 - rate * mean / count) * self.ahead_seconds) if drain else 0.0
+            drain = max(0.0, drain - (1 - rate * mean / count) * ahead) if drain else 0.0
         waits, waits_long = waiting_seconds(
             requests_per_second=rate,
             service_seconds=mean,
@@ -80,8 +88,18 @@ class Terms:
             percentile=self.objectives.percentile,
             saturation=self.settings.saturation,
             horizon_seconds=horizon,
-            variation=(forecast.gap_variation + _or_one(forecast.prompt_variation)) / 2,
+            variation=variation,
         )
+        if not lasting:
+            most = queue + waiting_after(
+                ahead,
+                requests_per_second=rate,
+                service_seconds=mean,
+                servers=count,
+                percentile=self.objectives.percentile,
+                variation=variation,
+            )
+            waits, waits_long = min(waits, most), min(waits_long, most)
         # Long waits and long prompts seldom meet: their excesses over the means add up as those of independent times.
         excess = math.hypot(max(0.0, waits_long - waits), max(0.0, long - mean))
         return max(waits + mean + excess, drain + long)  # two views of one queue
