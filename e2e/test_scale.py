@@ -42,6 +42,8 @@ def test_a_service_costs_a_bounded_number_of_calls(measured: dict[str, Any]) -> 
     assert all(calls[f"apply {kind}"] == 1 for kind in ("prefillpools", "decodepools", "services", "deployments"))
     assert sum(count for what, count in calls.items() if what.endswith("/status")) <= 24
     assert measured["create"]["writes_per_service"] <= 50
+    assert calls.get("list events", 0) <= 2
+    assert not [code for code in measured["create"]["codes"] if code.startswith("5")]
 
 
 @pytest.mark.parametrize(
