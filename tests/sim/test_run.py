@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sim.scenarios import ENGINE, TIMING, joined, poisson, scenario
 
@@ -109,7 +109,13 @@ loads = st.lists(
 )
 
 
+_ADMITTED_WHILE_ITS_PREFILL_INSTANCE_DIES = [
+    (0, 1, 1, 0), (0, 1, 1, 0), (17, 4, 13, 2), (46, 130, 91, 2), (185, 2662, 120, 2), (244, 3000, 120, 2),
+]  # fmt: skip
+
+
 @given(loads, st.sampled_from(["static:1,1", "static:2,2", "static:2"]), st.sampled_from(list(Binding)), st.booleans())
+@example(_ADMITTED_WHILE_ITS_PREFILL_INSTANCE_DIES, "static:2,2", Binding.EARLY, True)
 @settings(max_examples=60, deadline=None)
 def test_every_request_ends_once_and_nothing_is_left(load, policy, binding, fails):
     ordered = sorted(load)

@@ -231,7 +231,9 @@ class Traffic:
             self.poke(flight.prefill)
 
     def _admitted(self, flight: Flight, job: Job) -> None:
-        if flight.answer is not job:
+        has_lost = flight.prefill is not None and flight.prefill.engine is None
+        # One whose prefill instance has just died is about to begin anew.
+        if flight.answer is not job or has_lost:
             return
         if flight.prompt is None and flight.prefill is not None:
             self._compute(flight)

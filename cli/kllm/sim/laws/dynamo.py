@@ -110,7 +110,7 @@ class Dynamo:
         prefill = observation.ttft.mean / own if observation.ttft and own > 0 else 1.0
         view = observation.pools[Pool.DECODE]
         running = sum(engine.running_requests for engine in view.engines)
-        if not observation.tpot or not running:
+        if not observation.tpot or not observation.tpot.mean or not running:
             return prefill, 1.0
         batch = math.ceil(running / view.serving)
         expected = self._setup.timing.decode.seconds(batch, round(batch * (tokens + output / 2)))

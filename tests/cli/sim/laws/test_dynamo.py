@@ -48,6 +48,12 @@ def test_more_measured_than_expected_tpot_tightens_decode():
     assert corrected[Pool.DECODE] > plain[Pool.DECODE]
 
 
+def test_a_measured_tpot_of_nothing_corrects_nothing():
+    corrected = Dynamo(setup_of(**PD, tpot=0.05), DynamoSettings(predictor=Kind.CONSTANT, correction=True))
+    plain = Dynamo(setup_of(**PD, tpot=0.05), CONSTANT)
+    assert decide(corrected, rate=300.0, tpot=0.0, decode=[100]) == decide(plain, rate=300.0, tpot=0.0, decode=[100])
+
+
 def test_queueing_in_the_measured_ttft_adds_no_prefill_but_a_fast_one_spares_some():
     setup = setup_of(**PD)
     settings = DynamoSettings(predictor=Kind.CONSTANT, correction=True)
