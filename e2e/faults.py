@@ -70,13 +70,13 @@ def routers(llm: Llm) -> dict[str, str]:
 
 def in_flight(router: str) -> int:
     """Requests that the router at HOST:PORT holds."""
-    count: int = _status(router)["in_flight"]
+    count: int = status(router)["in_flight"]
     return count
 
 
 def known(router: str) -> set[str]:
     """Names of the instances that the router at HOST:PORT hears of, and that serve."""
-    return {each["id"] for each in _status(router)["instances"] if each["state"] == "Serving" and not each["silent"]}
+    return {each["id"] for each in status(router)["instances"] if each["state"] == "Serving" and not each["silent"]}
 
 
 def operators(release: Release) -> int:
@@ -229,7 +229,8 @@ def gone(cluster: Kube, pod: str, *, namespace: str) -> bool:
     return False
 
 
-def _status(router: str) -> dict[str, Any]:
+def status(router: str) -> dict[str, Any]:
+    """What the router at HOST:PORT says of itself."""
     connection = http.client.HTTPConnection(router, timeout=_STATUS_SECONDS)
     try:
         connection.request("GET", "/kllm/v1/status")

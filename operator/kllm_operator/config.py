@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from kllm_operator.loop.settings import LoopSettings, SettingError
@@ -66,6 +66,24 @@ class RouterSection(_Part):
     """Seconds that it then has for the streams that it carries, 60."""
 
 
+class RedisSection(_Part):
+    """Where routers of a service tell each other what they have in flight; one of `url` and `secretName`."""
+
+    url: str | None = Field(None, pattern=r"^rediss?://[^@/?#\s]+(/[0-9]+)?$", max_length=512)
+    """redis[s]://HOST[:PORT][/DATABASE], without user and password, which belong into a secret."""
+    secret_name: str | None = Field(None, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
+    """Of a secret in each service's namespace that holds such a URL, with USER:PASSWORD@ before the host. Routers of a
+    namespace without it share nothing until it is there."""
+    secret_key: str = Field("url", pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)
+    """Of that secret."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.url is None) == (self.secret_name is None):
+            raise ValueError("needs either url or secretName")
+        return self
+
+
 class NetworkSection(_Part):
     """Who may talk to whom; left out, no NetworkPolicies are made."""
 
@@ -96,6 +114,8 @@ class OperatorConfig(_Part):
     """Names of secrets in the services' namespaces."""
     engine: EngineSection = Field(default_factory=EngineSection)
     router: RouterSection = Field(default_factory=RouterSection)
+    redis: RedisSection | None = None
+    """Left out, each router counts its own requests only."""
     network_policy: NetworkSection | None = None
     watch_namespaces: tuple[str, ...] = Field((), max_length=_MOST_NAMESPACES)
     """Namespaces whose services are kept; empty: all, which needs a ClusterRole."""

@@ -38,7 +38,7 @@ from kllm_operator.kube.queue import WorkQueue
 from kllm_operator.kube.recorder import Recorder
 from kllm_operator.kube.resources import Resource
 from kllm_operator.metrics import OperatorMetrics
-from kllm_operator.render.config import NetworkConfig, RenderConfig, RouterConfig
+from kllm_operator.render.config import NetworkConfig, RedisConfig, RenderConfig, RouterConfig
 from kllm_operator.render.engine import EngineConfig
 from kllm_operator.service.cluster import Cluster
 from kllm_operator.service.collector import ServiceCollector
@@ -291,7 +291,7 @@ class Operator:
 
 def render_config(config: OperatorConfig) -> RenderConfig:
     """What renderers need of the settings."""
-    engine, router, network = config.engine, config.router, config.network_policy
+    engine, router, network, redis = config.engine, config.router, config.network_policy, config.redis
     return RenderConfig(
         engine=EngineConfig(
             image=config.images.engine.image,
@@ -310,6 +310,7 @@ def render_config(config: OperatorConfig) -> RenderConfig:
             template=router.template or None,
             lame_duck_seconds=router.lame_duck_seconds,
             drain_seconds=router.drain_seconds,
+            redis=None if redis is None else RedisConfig(redis.url, redis.secret_name, redis.secret_key),
         ),
         network=None
         if network is None

@@ -13,6 +13,8 @@ from kllm_core.authentication import read_token_file
 from kllm_core.objectives import Binding
 from kllm_router.scheduling.budget import BudgetSettings
 from kllm_router.settings import HttpLimits, RecoverySettings, Settings, Timeouts
+from kllm_router.shared.address import RedisAddress, parse_address
+from kllm_router.shared.exceptions import AddressError
 
 
 class ArgumentError(ValueError):
@@ -49,6 +51,8 @@ class Arguments:
         grpc_listen: None without gRPC.
         context_tokens: None takes what instances and model say.
         parent_pid: whom to end with; None without.
+        redis: where routers of the service tell each other what they have in flight, or the file that says so; None
+            shares nothing.
     """
 
     listen: tuple[str, int]
@@ -65,6 +69,7 @@ class Arguments:
     lame_duck_seconds: float
     drain_seconds: float
     log_level: str
+    redis: RedisAddress | Path | None
     settings: Settings
 
 
@@ -106,6 +111,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         lame_duck_seconds=given.lame_duck_seconds,
         drain_seconds=given.drain_seconds,
         log_level=given.log_level,
+        redis=given.redis_url or given.redis_url_file,
         settings=Settings(
             http=http,
             timeouts=timeouts,
@@ -178,6 +184,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--total-seconds", type=_seconds, default=defaults.total, help="for a whole request")
     add("--max-body-bytes", type=_positive, default=http.body_bytes, help="largest request body")
     add("--max-connections", type=_positive, default=http.connections, help="most client connections")
+    redis = parser.add_mutually_exclusive_group()
+    redis.add_argument(
+        "--redis-url",
+        type=_redis,
+        metavar="redis[s]://HOST:PORT[/DATABASE]",
+        help="count what other routers of the service have in flight, told through this Redis; left out: not. A "
+        "password belongs into --redis-url-file, since everyone on the machine can read arguments",
+    )
+    redis.add_argument(
+        "--redis-url-file",
+        type=Path,
+        metavar="FILE",
+        help="the same, from a file, with USER:PASSWORD@ before HOST; read before each connection, may come later",
+    )
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser
 
@@ -207,6 +227,16 @@ def _address(text: str) -> tuple[str, int]:
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _redis(text: str) -> RedisAddress:
+    try:
+        address = parse_address(text)
+    except AddressError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if address.password:
+        raise argparse.ArgumentTypeError("a password belongs into the file of --redis-url-file")
+    return address
 
 
 def _positive(text: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kllm_core.objectives import Binding, Role
+from kllm_router.scheduling.share import Share
 from kllm_router.scheduling.silence import Awaited
 
 
@@ -200,6 +201,18 @@ class FleetView(Protocol):
 
     def status(self) -> dict[str, Any]:
         """Instances with states and loads, for people: {"instances": [{id, role, state, load, ...}]}."""
+        ...
+
+
+class SharedLoad(Protocol):
+    """What the other routers of the service have in flight. All calls return at once."""
+
+    def of(self, instance_id: str, now: float) -> Share:
+        """What they have on an instance at a moment of the monotonic clock."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """How well they are heard, for people: {"up", "address", "problem", "routers"}."""
         ...
 
 

@@ -6,12 +6,14 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import orjson
 import structlog
@@ -32,11 +34,17 @@ from kllm_router.frontend.http_server import HttpServer
 from kllm_router.frontend.openai import OpenAiPreparer
 from kllm_router.frontend.tokenizer import ModelFilesError
 from kllm_router.limits import RequestLimits
-from kllm_router.metrics import DiscoveryMetrics, RouterMetrics
+from kllm_router.metrics import DiscoveryMetrics, RouterMetrics, SharedMetrics
 from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
 from kllm_router.proxy.pairing import Pairing
 from kllm_router.proxy.upstream import EngineClient
 from kllm_router.service_levels import ServiceLevels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kllm_router.shared.address import RedisAddress
+    from kllm_router.shared.redis import RedisShares
 
 TOKENIZER_COMMAND = "tokenizer"
 _BAD_CONFIGURATION = 2
@@ -99,10 +107,13 @@ class Router:
         settings = arguments.settings
         self._arguments = arguments
         self.metrics = RouterMetrics()
+        self._discovered, scope = _discover(arguments.fleet, self.metrics)
+        self._shared = None if arguments.redis is None else _share(arguments.redis, scope, self.metrics)
         self.fleet = AgentFleetView(
             token=arguments.token,
             settings=FleetViewSettings(binding=arguments.binding),
             on_ejection=lambda role, ejection: self.metrics.ejected_one(role, ejection.reason),
+            shared=self._shared,
         )
         for role in Role:
             self.metrics.ejected.labels(role.value).set_function(partial(self.fleet.ejected, role))
@@ -128,8 +139,8 @@ class Router:
         self._grpc: GrpcServer | None = None
         if arguments.grpc_listen is not None:
             self._grpc = GrpcServer(router=service, levels=levels, ready=lambda: self.fleet.ready)
-        self._discovered = _discover(arguments.fleet, self.metrics)
         self._following: asyncio.Task[None] | None = None
+        self._sharing: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, str]:
         """Listen and follow the fleet.
@@ -142,6 +153,9 @@ class Router:
         """
         arguments = self._arguments
         self._following = asyncio.create_task(self.fleet.run(self._discovered))
+        if self._shared is not None:
+            self._sharing = asyncio.create_task(self._shared.run(self.fleet.shares))
+            self._sharing.add_done_callback(_check_sharing)
         try:
             host, port = await self.http.start(*arguments.listen)
         except OSError as error:
@@ -193,9 +207,10 @@ class Router:
         await asyncio.gather(self.http.close(drain_seconds=0), self._stop_grpc(0))
         await self.pairing.close()
         await self.client.close()
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        tasks = [task for task in (self._following, self._sharing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.preparer.close()
 
     async def _stop_grpc(self, seconds: float) -> None:
@@ -210,18 +225,33 @@ class Router:
         return RequestLimits(min(known, default=None), told.kv_tokens)
 
 
-def _discover(fleet: FleetFile | FleetPods, metrics: RouterMetrics) -> AsyncIterator[list[DiscoveredInstance]]:
+def _discover(
+    fleet: FleetFile | FleetPods, metrics: RouterMetrics
+) -> tuple[AsyncIterator[list[DiscoveredInstance]], str]:
+    """The instances, and a name that all routers of these instances have in common, and no others."""
     if isinstance(fleet, FleetFile):
-        return watch_fleet_file(fleet.path)
+        return watch_fleet_file(fleet.path), f"file/{socket.gethostname()}{fleet.path.resolve()}"
     # Only a router on a cluster pays for the client.
     from kllm_router.discovery.access import from_kubeconfig, in_cluster  # noqa: PLC0415
     from kllm_router.discovery.kubernetes import PodWatcher  # noqa: PLC0415
 
     access = in_cluster() if fleet.kubeconfig is None else from_kubeconfig(fleet.kubeconfig)
     access.check()
-    return PodWatcher(
-        access, service=fleet.service, namespace=fleet.namespace, metrics=DiscoveryMetrics(metrics.registry)
-    ).changes()
+    namespace = fleet.namespace or access.namespace
+    watcher = PodWatcher(access, service=fleet.service, namespace=namespace, metrics=DiscoveryMetrics(metrics.registry))
+    return watcher.changes(), f"pods/{namespace}/{fleet.service}"
+
+
+def _share(redis: RedisAddress | Path, scope: str, metrics: RouterMetrics) -> RedisShares:
+    # Only a router that shares pays for the client.
+    from kllm_router.shared.redis import RedisShares  # noqa: PLC0415
+
+    return RedisShares(redis, scope=scope, name=secrets.token_hex(8), metrics=SharedMetrics(metrics.registry))
+
+
+def _check_sharing(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("load is no longer shared with other routers", exc_info=error)
 
 
 def _next(first: asyncio.Event, second: asyncio.Event) -> None:

@@ -142,3 +142,34 @@ class DiscoveryMetrics:
         """A list or a watch has failed."""
         self._connected.set(0)
         self._failures.labels(reason).inc()
+
+
+class SharedMetrics:
+    """How well routers hear each other.
+
+    Attributes:
+        up: 1 while they do.
+        routers: others that are heard.
+        round_trip: seconds of each exchange.
+
+    Args:
+        registry: whose metrics they become.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        prefix = f"{ROUTER_PREFIX}_shared"
+        self.up = Gauge(f"{prefix}_up", "1 while load is shared with other routers.", registry=registry)
+        self.routers = Gauge(f"{prefix}_routers", "Other routers that are heard.", registry=registry)
+        self.round_trip = Histogram(
+            f"{prefix}_round_trip_seconds",
+            "One exchange with Redis.",
+            buckets=LATENCY_BOUNDS_SECONDS,
+            registry=registry,
+        )
+        self._errors = Counter(
+            f"{prefix}_errors", "What went wrong in exchanges, by reason.", ("reason",), registry=registry
+        )
+
+    def failed(self, reason: str) -> None:
+        """Something went wrong: address, connection, timeout, refused or garbage."""
+        self._errors.labels(reason).inc()

@@ -11,8 +11,10 @@ from render.engine_helpers import arguments, named, pod, service
 from render.service_helpers import CONFIG, URIS, documents, flags, of_kind, router_pod
 
 from kllm_core import labels
+from kllm_operator.render.config import RedisConfig
 from kllm_operator.render.engine_template import TemplateError
 from kllm_router import arguments as command_line
+from kllm_router.shared.address import parse_address
 
 GOLDEN = Path(__file__).with_name("golden") / "service.yaml"
 
@@ -78,6 +80,30 @@ def test_client_keys_are_read_from_the_secret_that_the_service_names(tmp_path):
     assert mount["readOnly"]
     assert flags(router(template))["--api-key-file"] == f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
     assert "--api-key-file" not in flags(router(router_pod(service())))
+
+
+def sharing(**values):
+    return replace(CONFIG, router=replace(CONFIG.router, redis=RedisConfig(**values)))
+
+
+def test_routers_are_told_where_redis_is_and_take_the_argument():
+    words = flags(router(router_pod(config=sharing(url="redis://cache:7000/1"))))
+
+    assert str(parse_address(words["--redis-url"])) == "cache:7000/1"
+    assert "--redis-url-file" not in words
+    assert not {"--redis-url", "--redis-url-file"} & flags(router(router_pod())).keys()
+
+
+def test_a_url_with_a_password_is_mounted_and_a_router_starts_without_it():
+    template = router_pod(config=sharing(secret_name="cache", secret_key="it"))
+    (mount,) = [each for each in router(template)["volumeMounts"] if each["name"] == "redis-url"]
+    secret = named(template["spec"]["volumes"], "redis-url")["secret"]
+
+    assert (secret["secretName"], secret["optional"]) == ("cache", True)
+    assert secret["items"] == [{"key": "it", "path": "url"}]
+    assert mount["readOnly"]
+    assert flags(router(template))["--redis-url-file"] == f"{mount['mountPath']}/url"
+    assert "redis" not in str(template["spec"]["initContainers"])
 
 
 def test_it_has_time_to_end_what_it_carries():

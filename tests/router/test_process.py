@@ -264,6 +264,9 @@ async def test_a_fleet_that_cannot_be_found_is_told_by_flag(files, monkeypatch, 
         (["--listen", "8000"], "HOST:PORT"),
         (["--api-key-file", "/nowhere"], "--api-key-file"),
         (["--prefill-seconds", "nan"], "--prefill-seconds"),
+        (["--redis-url", "cache:6379"], "--redis-url: the URL is not redis"),
+        (["--redis-url", "redis://:word@cache"], "belongs into the file of --redis-url-file"),
+        (["--redis-url", "redis://cache", "--redis-url-file", "/f"], "not allowed with argument"),
     ],
 )
 async def test_wrong_arguments_are_named(files, change, said):

@@ -7,6 +7,7 @@ import yaml
 
 from kllm_operator.config import ConfigError, read_config
 from kllm_operator.main import render_config
+from kllm_operator.render.config import RedisConfig
 
 LEAST = {"images": {"engine": {"image": "engine:1"}, "router": {"image": "router:1"}}}
 
@@ -26,6 +27,18 @@ def test_everything_but_the_images_has_a_default(tmp_path):
     assert rendered.engine.command == ("kllm-engine",)
     assert rendered.router.image == "router:1"
     assert rendered.network is None
+    assert rendered.router.redis is None
+
+
+@pytest.mark.parametrize(
+    ("section", "redis"),
+    [
+        ({"url": "rediss://cache:7000/1"}, RedisConfig("rediss://cache:7000/1")),
+        ({"secretName": "cache", "secretKey": "it"}, RedisConfig(None, "cache", "it")),
+    ],
+)
+def test_where_redis_is_reaches_the_renderers(tmp_path, section, redis):
+    assert render_config(read(tmp_path, LEAST | {"redis": section})).router.redis == redis
 
 
 def test_what_the_chart_writes_reaches_the_renderers(tmp_path, monkeypatch):
@@ -63,6 +76,11 @@ def test_what_the_chart_writes_reaches_the_renderers(tmp_path, monkeypatch):
         ({"images": {"engine": {"image": "e", "pullPolicy": "Sometimes"}, "router": {"image": "r"}}}, "pullPolicy"),
         ({"leaderElection": {"leaseName": "No Name"}}, "leaderElection.leaseName"),
         ({"watchNamespaces": "default"}, "watchNamespaces"),
+        ({"redis": {}}, "redis: .*either url or secretName"),
+        ({"redis": {"url": "redis://cache:1", "secretName": "cache"}}, "redis: .*either url or secretName"),
+        ({"redis": {"url": "redis://:word@cache:1"}}, "redis.url"),
+        ({"redis": {"url": "http://cache:1"}}, "redis.url"),
+        ({"redis": {"secretName": "cache", "secretKey": "a/b"}}, "redis.secretKey"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path, change, words):

@@ -17,6 +17,10 @@
 {{- default (include "kllm.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}
 
+{{- define "kllm.redisName" -}}
+{{- printf "%s-redis" (include "kllm.fullname" .) -}}
+{{- end -}}
+
 {{/* Called with (list root component). */}}
 {{- define "kllm.selector" -}}
 app.kubernetes.io/name: {{ include "kllm.name" (index . 0) }}
@@ -76,6 +80,18 @@ router:
   template: {{ .Values.router.template | toJson }}
   lameDuckSeconds: {{ .Values.router.lameDuckSeconds }}
   drainSeconds: {{ .Values.router.drainSeconds }}
+{{- if .Values.redis.enabled }}
+redis:
+  secretName: {{ include "kllm.redisName" . | quote }}
+  secretKey: url
+{{- else if .Values.redis.external.url }}
+redis:
+  url: {{ .Values.redis.external.url | quote }}
+{{- else if .Values.redis.external.existingSecret }}
+redis:
+  secretName: {{ .Values.redis.external.existingSecret | quote }}
+  secretKey: {{ .Values.redis.external.existingSecretKey | quote }}
+{{- end }}
 {{- if .Values.networkPolicy.enabled }}
 networkPolicy:
   operatorLabels:
@@ -128,15 +144,8 @@ loop: {{ .Values.loop | toJson }}
   verbs: [list, create]
 {{- end -}}
 
-{{/* The part that the pods of the chart's jobs share. */}}
-{{- define "kllm.jobPod" -}}
-restartPolicy: Never
-automountServiceAccountToken: true
-enableServiceLinks: false
-{{- with .Values.imagePullSecrets }}
-imagePullSecrets: {{ toYaml . | nindent 2 }}
-{{- end }}
-securityContext: {{ toYaml .Values.operator.podSecurityContext | nindent 2 }}
+{{/* Where the chart's other pods run: where the operator does. */}}
+{{- define "kllm.placement" -}}
 {{- with .Values.operator.nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
@@ -149,6 +158,18 @@ affinity: {{ toYaml . | nindent 2 }}
 {{- with .Values.operator.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- end -}}
+
+{{/* The part that the pods of the chart's jobs share. */}}
+{{- define "kllm.jobPod" -}}
+restartPolicy: Never
+automountServiceAccountToken: true
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {{ toYaml .Values.operator.podSecurityContext | nindent 2 }}
+{{ include "kllm.placement" . }}
 {{- end -}}
 
 {{/* Volumes of the chart's jobs: the kinds, and room to write. Called with (list root name-of-the-ConfigMap). */}}

@@ -10,6 +10,21 @@ from kllm_operator.render.engine import EngineConfig
 
 
 @dataclass(frozen=True)
+class RedisConfig:
+    """Where routers of a service tell each other what they have in flight: one of the two.
+
+    Attributes:
+        url: without user and password.
+        secret_name: of a secret in the service's namespace; routers start without it, too.
+        secret_key: under which it holds the URL.
+    """
+
+    url: str | None = None
+    secret_name: str | None = None
+    secret_key: str = "url"  # noqa: S105 - a name
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """What the operator adds to each router's pod.
 
@@ -22,6 +37,7 @@ class RouterConfig:
         lame_duck_seconds: for which a router that is told to end still takes requests, until every node's proxy and
             every load balancer has heard of it.
         drain_seconds: that it then has for what it holds.
+        redis: None shares nothing.
     """
 
     image: str
@@ -31,6 +47,7 @@ class RouterConfig:
     template: Mapping[str, Any] | None = None
     lame_duck_seconds: float = 5.0
     drain_seconds: float = 60.0
+    redis: RedisConfig | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kllm_core import labels
 from kllm_core.kinds.service import InferenceService
-from kllm_operator.render.config import RenderConfig
+from kllm_operator.render.config import RedisConfig, RenderConfig
 from kllm_operator.render.containers import container, pod_security
 from kllm_operator.render.engine_template import Reserved, merged
 from kllm_operator.render.engine_volumes import ACCESS, MODEL_LINK, TOKEN_FILE, WORK, model_at, mounts, needs_fetching
@@ -27,6 +27,8 @@ _HOME = {"name": "HOME", "value": WORK}
 _REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 _KEYS = "api-keys"
 _KEYS_FOLDER = "/etc/kllm/api-keys"
+_REDIS = "redis-url"
+_REDIS_FOLDER = "/etc/kllm/redis"
 _MOUNTED = ("fleet-token", "model", "models", "work", "tmp")
 _RESERVED = Reserved(
     spec=frozenset(
@@ -34,8 +36,8 @@ _RESERVED = Reserved(
     ),
     containers={"containers": frozenset({CONTAINER}), "initContainers": frozenset({MODEL_CONTAINER})},
     container_fields=frozenset({"command", "args", "ports", "readinessProbe", "terminationMessagePolicy"}),
-    mounts=frozenset(ACCESS[name] for name in _MOUNTED) | {_KEYS_FOLDER},
-    volumes=frozenset({"fleet-token", "model", _KEYS}),
+    mounts=frozenset(ACCESS[name] for name in _MOUNTED) | {_KEYS_FOLDER, _REDIS_FOLDER},
+    volumes=frozenset({"fleet-token", "model", _KEYS, _REDIS}),
 )
 
 
@@ -119,6 +121,12 @@ def _pod(service: InferenceService, config: RenderConfig) -> dict[str, Any]:
     if keys is not None:
         secret = {"secretName": keys, "items": [{"key": "keys", "path": "keys"}], "defaultMode": 0o440}
         pod["volumes"].append({"name": _KEYS, "secret": secret})
+    redis = router.redis
+    if redis is not None and redis.secret_name is not None:
+        items = [{"key": redis.secret_key, "path": "url"}]
+        # Optional: routers do not stay away because they cannot share.
+        url = {"secretName": redis.secret_name, "items": items, "defaultMode": 0o440, "optional": True}
+        pod["volumes"].append({"name": _REDIS, "secret": url})
     if router.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in router.pull_secrets]
     if needs_fetching(source):
@@ -159,14 +167,23 @@ def _router(service: InferenceService, config: RenderConfig) -> dict[str, Any]:
         # are to be told so, which needs a router that is reached.
         "readinessProbe": asks("/readyz/router") | {"periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 2},
         "resources": {"requests": dict(_REQUESTS), "limits": {"memory": "2Gi"}},
-        "volumeMounts": [*mounts(service.spec.model.source, only=_MOUNTED), *_key_mounts(service)],
+        "volumeMounts": [*mounts(service.spec.model.source, only=_MOUNTED), *_secret_mounts(service, config)],
     }
 
 
-def _key_mounts(service: InferenceService) -> list[dict[str, Any]]:
-    if service.spec.router.api_keys_secret_name is None:
+def _secret_mounts(service: InferenceService, config: RenderConfig) -> list[dict[str, Any]]:
+    redis = config.router.redis
+    there = {
+        _KEYS: (_KEYS_FOLDER, service.spec.router.api_keys_secret_name is not None),
+        _REDIS: (_REDIS_FOLDER, redis is not None and redis.secret_name is not None),
+    }
+    return [{"name": name, "mountPath": path, "readOnly": True} for name, (path, used) in there.items() if used]
+
+
+def _redis_arguments(redis: RedisConfig | None) -> list[str]:
+    if redis is None:
         return []
-    return [{"name": _KEYS, "mountPath": _KEYS_FOLDER, "readOnly": True}]
+    return ["--redis-url-file", f"{_REDIS_FOLDER}/url"] if redis.url is None else ["--redis-url", redis.url]
 
 
 def _arguments(service: InferenceService, config: RenderConfig) -> list[str]:
@@ -185,6 +202,7 @@ def _arguments(service: InferenceService, config: RenderConfig) -> list[str]:
         "--lame-duck-seconds", f"{router.lame_duck_seconds:g}",
         "--drain-seconds", f"{router.drain_seconds:g}",
         *(() if spec.router.api_keys_secret_name is None else ("--api-key-file", f"{_KEYS_FOLDER}/keys")),
+        *_redis_arguments(router.redis),
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from kllm_core.blocks import block_hashes
 from kllm_core.fleet import Fleet
 from kllm_core.objectives import Binding, Role
 from kllm_router.discovery.instances import DiscoveredInstance
-from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, RequestWatch
+from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, RequestWatch, SharedLoad
 from kllm_router.limits import RequestLimits
 from kllm_router.proxy.fleet_book import FleetBook, Follow, agent_follower
 from kllm_router.proxy.record import Record
@@ -26,6 +26,7 @@ from kllm_router.scheduling.decode import DecodeSettings, choose_decode
 from kllm_router.scheduling.ejection import Ejection, EjectionSettings, Outliers
 from kllm_router.scheduling.prefill import PrefillSettings, choose_prefill
 from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
+from kllm_router.scheduling.share import NO_SHARE, Share
 from kllm_router.scheduling.silence import Awaited, has_lost
 
 _log = structlog.get_logger(__name__)
@@ -66,6 +67,7 @@ class AgentFleetView:
         follow: makes the follower of an agent; by default it talks to the agent.
         transfer_seconds: measured cost of moving KV from a prefill instance, by decode instance.
         on_ejection: told of every instance that is ejected.
+        shared: what other routers have in flight; None where there are none, or nothing is known of them.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class AgentFleetView:
         follow: Follow | None = None,
         transfer_seconds: Callable[[Endpoint], Mapping[str, float]] = lambda _: {},
         on_ejection: Callable[[Role, Ejection], None] = lambda _role, _ejection: None,
+        shared: SharedLoad | None = None,
     ) -> None:
         self._settings = settings or FleetViewSettings()
         self._clock = clock
         rng = rng or random.Random()  # noqa: S311  spreads reconnects and returns, guards nothing
         self._outliers = Outliers(self._settings.ejection, rng.random)
         self._on_ejection = on_ejection
+        self._shared = shared
         self.book = FleetBook(
             follow=follow or agent_follower(token, rng),
             lost_seconds=self._settings.lost_seconds,
@@ -122,9 +126,14 @@ class AgentFleetView:
         usable = self._usable(now)
         prefill = self._pool(usable, Role.PREFILL, now, excluded=excluded, prefer=prefer)
         matches = self._match(request, prefill)
-        candidates = [record.prefill_candidate(now, matches.get(record.id, NO_MATCH)) for record in prefill]
+        candidates = [
+            record.prefill_candidate(now, matches.get(record.id, NO_MATCH), self._others(record.id, now))
+            for record in prefill
+        ]
         if not excluded and not prefer:  # a request that is in already is not kept out
-            decode = [r.decode_candidate(now) for r in usable if r.instance.role is Role.DECODE]
+            decode = [
+                r.decode_candidate(now, self._others(r.id, now)) for r in usable if r.instance.role is Role.DECODE
+            ]
             in_flight = self.book.in_flight
             refusal = admit(candidates, decode, in_flight=in_flight, settings=self._settings.admission)
             if refusal is not None:
@@ -151,7 +160,7 @@ class AgentFleetView:
         now = self._clock()
         pool = self._pool(self._usable(now), Role.DECODE, now, excluded=excluded)
         decision = choose_decode(
-            [record.decode_candidate(now) for record in pool],
+            [record.decode_candidate(now, self._others(record.id, now)) for record in pool],
             prompt_tokens=len(request.input_ids),
             max_new_tokens=request.max_new_tokens,
             transfer_seconds=self._transfer_seconds(prefill),
@@ -220,11 +229,13 @@ class AgentFleetView:
     def status(self) -> dict[str, Any]:
         """Instances with states and loads, for people."""
         now = self._clock()
+        shared = {} if self._shared is None else {"shared": self._shared.status()}
         return {
             "ready": self.ready,
             "binding": self._settings.binding.value,
             "in_flight": self.book.in_flight,
             "indexed_blocks": self.book.index.blocks,
+            **shared,
             "instances": [
                 record.shown(now, self.book.index.held(record.id), ejected_until=self._outliers.until(record.id, now))
                 for record in self.book.ordered
@@ -232,6 +243,10 @@ class AgentFleetView:
         }
 
     # --- more that is known
+
+    def shares(self) -> dict[str, Share]:
+        """What this router has on each instance that it has anything on."""
+        return {record.id: share for record in self.book.ordered if (share := record.share) != NO_SHARE}
 
     def limits(self) -> RequestLimits:
         """What one request may take on the instances that serve now."""
@@ -249,6 +264,9 @@ class AgentFleetView:
         await self.book.run(discovered)
 
     # --- inside
+
+    def _others(self, instance_id: str, now: float) -> Share:
+        return NO_SHARE if self._shared is None else self._shared.of(instance_id, now)
 
     def _usable(self, now: float) -> list[Record]:
         """Instances with an endpoint that give signs of life, and whose agents have been heard lately."""

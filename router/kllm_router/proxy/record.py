@@ -15,6 +15,7 @@ from kllm_router.interfaces import Endpoint
 from kllm_router.scheduling.decode import DecodeCandidate
 from kllm_router.scheduling.prefill import PrefillCandidate
 from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
+from kllm_router.scheduling.share import NO_SHARE, Share
 from kllm_router.scheduling.silence import Signs
 
 
@@ -156,14 +157,31 @@ class Record:
         """It, as seen by a request that it is silent about."""
         return Signs(self.instance.load, self.age(now), None if self.stepped_at is None else now - self.stepped_at)
 
-    def prefill_candidate(self, now: float, match: PrefixMatch = NO_MATCH) -> PrefillCandidate:
-        """It, as a choice of a prefill instance."""
-        return PrefillCandidate(self.instance, self.age(now), match, self._unreported_tokens, len(self._sent))
+    @property
+    def share(self) -> Share:
+        """What this router has there."""
+        return Share(len(self._sent), self._unreported_requests, self._unreported_tokens)
 
-    def decode_candidate(self, now: float) -> DecodeCandidate:
-        """It, as a choice of a decode instance."""
+    def prefill_candidate(
+        self, now: float, match: PrefixMatch = NO_MATCH, others: Share = NO_SHARE
+    ) -> PrefillCandidate:
+        """It, as a choice of a prefill instance, with what other routers have there."""
+        return PrefillCandidate(
+            self.instance,
+            self.age(now),
+            match,
+            self._unreported_tokens + others.unreported_tokens,
+            len(self._sent) + others.in_flight,
+        )
+
+    def decode_candidate(self, now: float, others: Share = NO_SHARE) -> DecodeCandidate:
+        """It, as a choice of a decode instance, with what other routers have there."""
         return DecodeCandidate(
-            self.instance, self.age(now), self._unreported_requests, self._unreported_tokens, len(self._sent)
+            self.instance,
+            self.age(now),
+            self._unreported_requests + others.unreported_requests,
+            self._unreported_tokens + others.unreported_tokens,
+            len(self._sent) + others.in_flight,
         )
 
     def shown(self, now: float, cached_blocks: int, *, ejected_until: float | None) -> dict[str, Any]:

@@ -50,9 +50,9 @@ class DecodeCandidate:
 
     Attributes:
         age_seconds: of its load; None when it never told any.
-        unreported_requests: of this router, which its load cannot contain yet.
+        unreported_requests: of routers, which its load cannot contain yet.
         unreported_tokens: KV of those.
-        in_flight: requests of this router that it has.
+        in_flight: requests of these routers that it has.
     """
 
     instance: Instance

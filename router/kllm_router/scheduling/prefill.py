@@ -67,8 +67,8 @@ class PrefillCandidate:
     Attributes:
         age_seconds: of its load; None when it never told any.
         match: how much of this prompt it has cached.
-        unreported_tokens: uncached prompt tokens that this router sent and its load cannot contain yet.
-        in_flight: requests of this router that it has.
+        unreported_tokens: uncached prompt tokens that routers sent and its load cannot contain yet.
+        in_flight: requests of these routers that it has.
     """
 
     instance: Instance
