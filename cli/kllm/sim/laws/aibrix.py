@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from kllm.sim.laws.base import Bounds, Counts, Observation, Pool, PoolView, Setup
-from kllm.sim.laws.recommend import Metric
+from kllm.sim.laws.recommend import Metric, Targets
 
 
 class Strategy(enum.StrEnum):
@@ -27,15 +27,13 @@ class Strategy(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class AibrixSettings:
+class AibrixSettings(Targets):
     """Knobs of the autoscaler. Seconds."""
 
     strategy: Strategy = Strategy.APA
     metric: Metric = Metric.KV
-    """Of pool one and of decode."""
     target: float = 0.5
     prefill_metric: Metric = Metric.CONCURRENCY
-    prefill_target: float = 2.0
     up_tolerance: float = 0.1
     down_tolerance: float = 0.1
     up_rate: float = 2.0
@@ -47,8 +45,7 @@ class AibrixSettings:
     interval: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.target <= 0 or self.prefill_target <= 0:
-            raise ValueError(f"targets must be above 0, got {self.target} and {self.prefill_target}")
+        super().__post_init__()
         if self.up_rate < 1 or self.down_rate < 1:
             raise ValueError(f"rates must be at least 1, got {self.up_rate} and {self.down_rate}")
 
@@ -99,7 +96,7 @@ class Aibrix:
         return Counts(counts, self._settings.strategy.upper(), "; ".join(messages))
 
     def _wanted(self, now: float, pool: Pool, view: PoolView, state: _PoolState, bounds: Bounds) -> int:
-        metric, target = self._metric(pool)
+        metric, target = self._settings.of(pool)
         current = bounds.clamp(view.desired)
         if not view.engines:
             return current
@@ -132,8 +129,3 @@ class Aibrix:
         while state.wanted[0][0] <= now - self._settings.down_cooldown and len(state.wanted) > 1:
             state.wanted.popleft()
         return max(wanted for _, wanted in state.wanted)
-
-    def _metric(self, pool: Pool) -> tuple[Metric, float]:
-        if pool is Pool.PREFILL:
-            return self._settings.prefill_metric, self._settings.prefill_target
-        return self._settings.metric, self._settings.target

@@ -9,29 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kllm.sim.laws.base import Counts, Observation, Pool, Setup
+from kllm.sim.laws.base import Counts, Observation, Setup
 from kllm.sim.laws.behaviour import Behaviour, Policy, Rules, Shaper
-from kllm.sim.laws.recommend import Metric, per_pod
+from kllm.sim.laws.recommend import Targets, per_pod
 
 
 @dataclass(frozen=True)
-class HpaSettings:
+class HpaSettings(Targets):
     """Knobs of the autoscaler. Seconds."""
 
-    metric: Metric = Metric.CONCURRENCY
-    """Of pool one and of decode."""
-    target: float = 32.0
-    """Of that metric, per engine."""
-    prefill_metric: Metric = Metric.QUEUE
-    prefill_target: float = 2.0
     tolerance: float = 0.1
     up_stabilisation: float = 0.0
     down_stabilisation: float = 300.0
     interval: float = 15.0
-
-    def __post_init__(self) -> None:
-        if self.target <= 0 or self.prefill_target <= 0:
-            raise ValueError(f"targets must be above 0, got {self.target} and {self.prefill_target}")
 
 
 class Hpa:
@@ -53,14 +43,9 @@ class Hpa:
         for pool, shaper in self._shapers.items():
             view = observation.pools[pool]
             current = self._setup.bounds[pool].clamp(view.desired)
-            metric, target = self._metric(pool)
+            metric, target = self._settings.of(pool)
             values = [metric.of(engine) for engine in view.engines]
             wanted = per_pod(values, target=target, current=current, tolerance=self._settings.tolerance)
             counts[pool] = shaper.shape(observation.time, current=current, recommended=wanted)
             messages.append(f"{pool}: {metric} {metric.mean(view):.2f} of {target:g} wants {wanted}")
         return Counts(counts, "Metric", "; ".join(messages))
-
-    def _metric(self, pool: Pool) -> tuple[Metric, float]:
-        if pool is Pool.PREFILL:
-            return self._settings.prefill_metric, self._settings.prefill_target
-        return self._settings.metric, self._settings.target

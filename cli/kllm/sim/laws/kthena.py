@@ -14,18 +14,13 @@ from fractions import Fraction
 from kllm.sim.laws.base import Bounds, Counts, Observation, Pool, PoolView, Setup
 from kllm.sim.laws.behaviour import Behaviour, Policy, Rules, Shaper
 from kllm.sim.laws.ratio import within_ratio
-from kllm.sim.laws.recommend import Metric, per_pod
+from kllm.sim.laws.recommend import Targets, per_pod
 
 
 @dataclass(frozen=True)
-class KthenaSettings:
+class KthenaSettings(Targets):
     """Knobs of the policy. Seconds."""
 
-    metric: Metric = Metric.CONCURRENCY
-    """Of pool one and of decode."""
-    target: float = 32.0
-    prefill_metric: Metric = Metric.QUEUE
-    prefill_target: float = 2.0
     tolerance: float = 0.1
     least_ratio: float = 0.25
     """Prefill over decode, at least."""
@@ -42,8 +37,7 @@ class KthenaSettings:
     interval: float = 15.0
 
     def __post_init__(self) -> None:
-        if self.target <= 0 or self.prefill_target <= 0:
-            raise ValueError(f"targets must be above 0, got {self.target} and {self.prefill_target}")
+        super().__post_init__()
         if not 0 <= self.least_ratio <= self.most_ratio or self.most_ratio <= 0:
             raise ValueError(f"0 <= least_ratio <= most_ratio must hold, got {self.least_ratio} and {self.most_ratio}")
 
@@ -82,9 +76,7 @@ class Kthena:
     def _count(self, now: float, pool: Pool, view: PoolView) -> int:
         settings, bounds = self._settings, self._setup.bounds[pool]
         current = bounds.clamp(view.desired)
-        prefill = pool is Pool.PREFILL
-        metric = settings.prefill_metric if prefill else settings.metric
-        target = settings.prefill_target if prefill else settings.target
+        metric, target = settings.of(pool)
         values = [metric.of(engine) for engine in view.engines]
         wanted = per_pod(values, target=target, current=current, tolerance=settings.tolerance)
         return self._corrected(now, pool, current, wanted, bounds)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from kllm.sim.laws.base import EngineView, PoolView
+from kllm.sim.laws.base import EngineView, Pool, PoolView
 
 
 class Metric(enum.StrEnum):
@@ -46,6 +47,31 @@ class Metric(enum.StrEnum):
     def mean(self, pool: PoolView) -> float:
         """The mean over the serving engines; 0 without any."""
         return sum(self.of(engine) for engine in pool.engines) / pool.serving if pool.engines else 0.0
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What each pool is scaled by; knobs that laws have in common, whose defaults they may change.
+
+    Attributes:
+        metric: of pool one and of decode.
+        target: of that metric, per engine.
+        prefill_metric: of prefill.
+        prefill_target: of that metric, per engine.
+    """
+
+    metric: Metric = Metric.CONCURRENCY
+    target: float = 32.0
+    prefill_metric: Metric = Metric.QUEUE
+    prefill_target: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.target <= 0 or self.prefill_target <= 0:
+            raise ValueError(f"targets must be above 0, got {self.target} and {self.prefill_target}")
+
+    def of(self, pool: Pool) -> tuple[Metric, float]:
+        """Metric and target of a pool."""
+        return (self.prefill_metric, self.prefill_target) if pool is Pool.PREFILL else (self.metric, self.target)
 
 
 def per_pod(values: Sequence[float], *, target: float, current: int, tolerance: float) -> int:
