@@ -438,7 +438,7 @@ async def test_a_service_made_anew_under_the_same_name_waits_for_the_old_objects
 async def test_a_token_that_is_deleted_with_the_pods_that_have_it_is_made_anew_and_one_in_use_is_not(
     world, monkeypatch
 ):
-    monkeypatch.setattr(runtime, "_TOKEN_SECONDS", 0.1)
+    monkeypatch.setattr(runtime, "TOKEN_SECONDS", 0.1)
     await ready(world)
     kept = world.keeper._runtimes["default", "chat"]
     before, fleet = kept._token, kept._fleet

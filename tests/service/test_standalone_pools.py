@@ -239,7 +239,7 @@ async def test_an_instance_of_one_pool_is_no_news_to_the_other(world):
 
 
 async def test_a_token_that_is_deleted_is_made_anew_once_no_engine_of_either_pool_has_it(world, monkeypatch):
-    monkeypatch.setattr(pool_runtime, "_TOKEN_SECONDS", 0.1)
+    monkeypatch.setattr(pool_runtime, "TOKEN_SECONDS", 0.1)
     await ready(world, pool(minReplicas=0), pool("DecodePool", minReplicas=0))
     before = world.api.one(SECRETS, "chat-fleet-token")
     world.api.remove(before)

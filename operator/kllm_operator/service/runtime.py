@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -14,11 +15,11 @@ from kllm_core.kinds.base import Scaling
 from kllm_core.kinds.manifest import ManifestError, check_service
 from kllm_core.kinds.service import InferenceService
 from kllm_core.kinds.status import ServiceStatus
-from kllm_core.labels import COMPONENT, COMPONENT_ENGINE, PAUSED
+from kllm_core.labels import COMPONENT, COMPONENT_ENGINE
 from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts
 from kllm_operator.kube.cache import Key, key_of
-from kllm_operator.kube.exceptions import KubeError, NotLeadingError
+from kllm_operator.kube.exceptions import KubeError
 from kllm_operator.kube.resources import INFERENCE_SERVICES, PODS, Resource
 from kllm_operator.loop.counts import CountsError
 from kllm_operator.loop.report import Report
@@ -26,32 +27,25 @@ from kllm_operator.render.accepted import recalled
 from kllm_operator.render.engine import check_templates
 from kllm_operator.render.engine_template import TemplateError
 from kllm_operator.render.service import children
-from kllm_operator.service.children import Children, trouble_of
+from kllm_operator.service.children import Children
 from kllm_operator.service.cluster import Cluster
-from kllm_operator.service.facts import Facts, Trouble, Verdict
-from kllm_operator.service.fleet import Fleet
+from kllm_operator.service.facts import Facts, Verdict
+from kllm_operator.service.kept import RESYNC_SECONDS, TOKEN_SECONDS, Kept
 from kllm_operator.service.pools import POOLS, Pools
 from kllm_operator.service.routers import addresses, one_knows_fleet, routers
-from kllm_operator.service.telling import Teller
 from kllm_operator.service.token import ensure_token, read_token
 from kllm_operator.service.writer import StatusWriter
 
-_RESYNC_SECONDS = 600.0
-"""Between two looks at a service of which nothing was heard: for what no event tells."""
 _ROUTER_SECONDS = 0.5
 """Between two questions to routers whether they have found the fleet, which takes them a moment."""
-_TOKEN_SECONDS = 30.0
-"""Between two looks at the fleet token while nothing serves: no event tells that it was deleted."""
 
 _WITHOUT_TOKEN = frozenset({InstanceState.STARTING, InstanceState.FAILED})
 
 _log = structlog.get_logger(__name__)
 
 
-class ServiceRuntime:
-    """One service, by its uid: one that is made anew under the same name gets a runtime of its own.
-
-    Reconciles of one runtime do not overlap, and `close` comes after the last one.
+class ServiceRuntime(Kept):
+    """One service. See `Kept`.
 
     Args:
         cluster: where it is.
@@ -59,24 +53,14 @@ class ServiceRuntime:
     """
 
     def __init__(self, cluster: Cluster, document: Mapping[str, Any]) -> None:
-        self.uid = str(document["metadata"]["uid"])
-        self._cluster = cluster
         self._key: Key = key_of(document)
-        self._document = document
+        namespace, name = self._key
+        pools = Pools(cluster.api, cluster.caches, namespace=namespace, name=name, uid=str(document["metadata"]["uid"]))
+        super().__init__(cluster, document, pools=pools, status=StatusWriter(cluster, self._key, pools))
         self._children = Children(cluster.api, cluster.caches)
-        self._pools = Pools(cluster.api, cluster.caches, namespace=self._key[0], name=self._key[1], uid=self.uid)
-        self._teller = Teller(cluster, lambda: self._document)
-        self._status = StatusWriter(cluster, self._key, self._pools)
-        self._service: InferenceService | None = None
-        self._verdict = Verdict()
-        self._trouble: Trouble | None = None
-        self._report: Report | None = None
-        self._fleet: Fleet | None = None
         self._rendered: Sequence[Mapping[str, Any]] = ()
         self._judged_generation: int | None = None
         self._knows_fleet: bool | None = None
-        self._failing = False
-        self._token: str | None = None
         self._token_at = 0.0
 
     @property
@@ -96,22 +80,13 @@ class ServiceRuntime:
         self._document = document
         self._failing = True
         self._judge(document)
-        failure: KubeError | None = None
-        self._trouble = None
-        if self._service is not None:
-            try:
-                await self._converge(self._service)
-            except KubeError as error:
-                failure = error
-                self._trouble = trouble_of(error)
-        if isinstance(failure, NotLeadingError):
-            raise failure
+        failure = await self._attempt(self._converge)
         pause = await self._look_at_routers()
         await self._status.write(self._facts(), self._cluster.caches.of(INFERENCE_SERVICES).get(*self._key) or document)
         if failure is not None:
             raise failure
         self._failing = False
-        return pause if self._holds_token else min(pause, _TOKEN_SECONDS)
+        return pause if self._holds_token else min(pause, TOKEN_SECONDS)
 
     def notice(self, resource: Resource, document: Mapping[str, Any]) -> bool:
         """Take the word that an object of the service has changed; whether that calls for a reconcile.
@@ -127,26 +102,6 @@ class ServiceRuntime:
             self._fleet.counts_changed()
         return True
 
-    @property
-    def ticking_seconds(self) -> float:
-        """For how long the present tick of its loop lasts; 0 without any."""
-        return 0.0 if self._fleet is None else self._fleet.ticking_seconds
-
-    def halt(self) -> None:
-        """Take no more steps: the service is being deleted, and what goes is not to be replaced."""
-        if self._fleet is not None:
-            self._fleet.halt()
-
-    async def close(self) -> None:
-        """Leave the service as it is."""
-        if self._fleet is not None:
-            await self._fleet.close()
-            self._fleet = None
-
-    @property
-    def _paused(self) -> bool:
-        return (self._document["metadata"].get("annotations") or {}).get(PAUSED) == "true"
-
     def _judge(self, document: Mapping[str, Any]) -> None:
         """Accept the spec, or say why not and keep the last accepted one; once for each spec."""
         generation = document["metadata"]["generation"]
@@ -161,11 +116,8 @@ class ServiceRuntime:
             verdict = Verdict(False, Reason.TEMPLATE_REFUSED, str(error))
         if self._service is None:
             self._recall(document)
-        if verdict != self._verdict and not verdict.accepted:
-            self._cluster.recorder.tell(
-                self._document, reason=verdict.reason, note=verdict.message, action="Accept", warning=True
-            )
-        self._verdict, self._judged_generation = verdict, generation
+        self._conclude(verdict)
+        self._judged_generation = generation
 
     def _use(self, service: InferenceService) -> None:
         """Take a spec.
@@ -195,18 +147,12 @@ class ServiceRuntime:
         if not self._paused:
             await self._children.ensure(self._rendered, service=self._key, uid=self.uid)
             await self._seed_counts(service)
-        if self._fleet is not None:
-            self._fleet.change(service, paused=self._paused)
-        elif self._token is not None:
-            self._fleet = Fleet(
-                self._cluster, service, self._pools, token=self._token, tell=self._teller.tell,
-                publish=self._published, paused=self._paused,
-            )  # fmt: skip
+        self._keep_fleet(service)
 
     async def _look_at_token(self, service: InferenceService) -> None:
         """Have the fleet token. Deleted, it is made anew as soon as nothing serves that has the old one."""
         now = asyncio.get_running_loop().time()
-        if self._token is not None and (self._holds_token or now - self._token_at < _TOKEN_SECONDS):
+        if self._token is not None and (self._holds_token or now - self._token_at < TOKEN_SECONDS):
             return
         api, uid = self._cluster.api, self.uid
         if self._paused:
@@ -215,12 +161,7 @@ class ServiceRuntime:
             # Without a status it is not known that anybody has looked at the service yet.
             token = await ensure_token(api, service, uid=uid, new=not self._document.get("status"))
         self._token_at = now
-        if token is None or token == self._token:
-            return
-        self._token = token
-        if self._fleet is not None:
-            await self._fleet.close()
-            self._fleet = None
+        await self._use_token(token)
 
     @property
     def _holds_token(self) -> bool:
@@ -255,7 +196,7 @@ class ServiceRuntime:
             self._knows_fleet = None
         elif not self._knows_fleet and not self._is_ready:
             self._knows_fleet = await one_knows_fleet(found)
-        return _ROUTER_SECONDS if self._knows_fleet is False else _RESYNC_SECONDS
+        return _ROUTER_SECONDS if self._knows_fleet is False else RESYNC_SECONDS
 
     @property
     def _is_ready(self) -> bool:
@@ -263,20 +204,10 @@ class ServiceRuntime:
         return any(each["type"] == ConditionType.READY and each["status"] == "True" for each in conditions)
 
     def _facts(self) -> Facts:
-        return Facts(
-            generation=int(self._document["metadata"]["generation"]),
-            verdict=self._verdict,
-            service=self._service,
-            revisions={} if self._fleet is None else self._fleet.revisions,
-            report=self._report,
-            routers=routers(self._cluster.caches, self._key, knows_fleet=self._knows_fleet),
-            trouble=self._trouble,
-            paused=self._paused,
+        return replace(
+            super()._facts(), routers=routers(self._cluster.caches, self._key, knows_fleet=self._knows_fleet)
         )
 
     def _published(self, report: Report) -> None:
         self._report = report
-        live = self._cluster.caches.of(INFERENCE_SERVICES).get(*self._key)
-        # What has failed comes again by itself, after a pause that ticks are not to shorten.
-        if live is not None and not self._failing and self._status.differs(self._facts(), live):
-            self._cluster.want(self._key)
+        self._want_if_news(self._key, self._cluster.caches.of(INFERENCE_SERVICES).get(*self._key))
