@@ -232,3 +232,15 @@ class World:
             for (resource, _, _), document in self.api.objects.items()
             if resource != EVENTS
         )
+
+
+async def ready(world, **spec):
+    """A service that serves."""
+    world.api.seed(service(**spec))
+    await world.until(lambda: len(world.pods("prefill")) == 1 and len(world.pods("decode")) == 1)
+    for pod in world.pods():
+        world.serve(pod)
+    await world.until(lambda: world.api.one(DEPLOYMENTS, "chat-router"))
+    world.serve_routers()
+    await world.until(lambda: world.is_condition("Ready", "True"))
+    await world.settled()

@@ -25,12 +25,6 @@ P, D = {"resource": PREFILL_POOLS}, {"resource": DECODE_POOLS}
 IN_PAIR = {"labels": {labels.SERVICE: "pair"}}
 
 
-@pytest.fixture
-async def world():
-    async with World().running() as made:
-        yield made
-
-
 async def ready(world, *pools):
     """Pools that serve."""
     for each in pools or [pool()]:

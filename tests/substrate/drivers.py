@@ -14,6 +14,7 @@ from substrate.memory_substrate import MemorySubstrate
 from substrate.polling import polled
 from substrate.substrate_helpers import fake_programs, service
 
+from kllm_core import labels
 from kllm_core.fleet import InstanceState
 from kllm_core.objectives import Role
 from kllm_operator.kube.cache import ObjectCache
@@ -218,3 +219,15 @@ async def drained(driver, role=Role.PREFILL):
     name = await serving(driver, role)
     assert await driver.substrate.drain(name, deadline_seconds=5)
     return name
+
+
+async def slot(driver, role=Role.PREFILL):
+    name = await driver.substrate.add_slot(role)
+    await until(driver, name, InstanceState.SLOT)
+    return name
+
+
+def belongs_to(driver, name):
+    metadata = driver.pod(name)["metadata"]
+    (owner,) = metadata["ownerReferences"]
+    return metadata["labels"][labels.ROLE], owner["name"]
