@@ -27,12 +27,18 @@ def check_plot(path: Path) -> None:
         raise OptionError("--plot", "it needs matplotlib, which is not installed; run: pip install 'kllm[plot]'")
 
 
-def draw(rows: Sequence[Row], path: Path, *, title: str, goals: Goals) -> None:
-    """TTFT and TPOT of each answer over time, and their distribution."""
+def new_figure(inches: tuple[float, float]) -> Any:
+    """An empty figure of matplotlib's that needs no screen."""
     backend: Any = importlib.import_module("matplotlib.backends.backend_agg")
     figure_module: Any = importlib.import_module("matplotlib.figure")
-    figure = figure_module.Figure(figsize=(10, 6), layout="constrained")
+    figure = figure_module.Figure(figsize=inches, layout="constrained")
     backend.FigureCanvasAgg(figure)
+    return figure
+
+
+def draw(rows: Sequence[Row], path: Path, *, title: str, goals: Goals) -> None:
+    """TTFT and TPOT of each answer over time, and their distribution."""
+    figure = new_figure((10, 6))
     figure.suptitle(title)
     axes = figure.subplots(2, 2)
     good = [row for row in rows if row.status is Status.OK]

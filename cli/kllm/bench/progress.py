@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING
 
+from kllm.bars import bars
 from kllm.bench.load import Load
 from kllm.bench.row import Status
 
@@ -30,7 +31,7 @@ def line_of(load: Load) -> str:
 async def progress(load: Load, *, line_seconds: float = _LINE_SECONDS) -> AsyncIterator[None]:
     """Tell how far a load is."""
     if sys.stderr.isatty():
-        with _bar() as bar:
+        with bars() as bar:
             async with _beating(_live(load, bar)):
                 yield
     else:
@@ -52,17 +53,6 @@ async def _lines(load: Load, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
         print(line_of(load), file=sys.stderr, flush=True)
-
-
-def _bar() -> Progress:
-    """Made before the load begins, since its imports take longer than a request may be late."""
-    from rich.console import Console  # noqa: PLC0415 - only a terminal pays for it
-    from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
-
-    console = Console(stderr=True, highlight=False)
-    columns = BarColumn(bar_width=30), TextColumn("{task.description}", markup=False)
-    # Its own refreshing thread would wait for the interpreter just when answers are timed.
-    return Progress(*columns, console=console, transient=True, auto_refresh=False)
 
 
 async def _live(load: Load, bar: Progress) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kllm.bench.plot import new_figure
 from kllm.sim.outcome import Outcome, Point
 
 _COLOURS = {"one": "tab:blue", "prefill": "tab:orange", "decode": "tab:blue"}
@@ -18,10 +18,7 @@ def draw(outcome: Outcome, path: Path, *, title: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    backend: Any = importlib.import_module("matplotlib.backends.backend_agg")
-    figure_module: Any = importlib.import_module("matplotlib.figure")
-    figure = figure_module.Figure(figsize=(11, 10), layout="constrained")
-    backend.FigureCanvasAgg(figure)
+    figure = new_figure((11, 10))
     attained = f"{outcome.attainment.both:.1%} attained, {outcome.gpu_seconds / 3600:.2f} GPU h"
     figure.suptitle(f"{title}, {outcome.policy}: {attained}")
     rate, met, counts, queue = figure.subplots(4, 1, sharex=True)

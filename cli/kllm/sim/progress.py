@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from kllm.bars import bars
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
@@ -34,7 +36,7 @@ class Progress:
     def __enter__(self) -> Self:
         """Show bars, on a terminal."""
         if sys.stderr.isatty():
-            self._bars = _bars()
+            self._bars = bars()
             self._bars.start()
             self._tasks = [self._bars.add_task(name, total=end) for name, end in self._runs]
             self._due = self._clock()
@@ -75,11 +77,3 @@ class Progress:
             for (name, end), (at, finished) in zip(self._runs, self._seen, strict=True)
             if 0 < at < end
         ]
-
-
-def _bars() -> Bars:
-    from rich.console import Console  # noqa: PLC0415 - only a terminal pays for it
-    from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
-
-    columns = BarColumn(bar_width=30), TextColumn("{task.description}", markup=False)
-    return Progress(*columns, console=Console(stderr=True, highlight=False), transient=True, auto_refresh=False)

@@ -50,6 +50,12 @@ class Behaviour:
     up: Rules = Rules(0.0, (Policy(15.0, percent=100.0), Policy(15.0, pods=4)))
     down: Rules = Rules(300.0, (Policy(15.0, percent=100.0),))
 
+    @classmethod
+    def stabilised(cls, *, up_seconds: float, down_seconds: float) -> Behaviour:
+        """The rates of Kubernetes with these windows."""
+        up, down = cls.up.policies, cls.down.policies
+        return cls(Rules(up_seconds, up), Rules(down_seconds, down))
+
 
 class Shaper:
     """Applies a behaviour to one pool and remembers what it recommended and changed."""

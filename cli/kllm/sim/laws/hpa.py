@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kllm.sim.laws.base import Counts, Observation, Setup
-from kllm.sim.laws.behaviour import Behaviour, Policy, Rules, Shaper
+from kllm.sim.laws.behaviour import Behaviour, Shaper
 from kllm.sim.laws.recommend import Targets, per_pod
 
 
@@ -30,11 +30,7 @@ class Hpa:
     def __init__(self, setup: Setup, settings: HpaSettings) -> None:
         self.interval_seconds, self.window_seconds = settings.interval, settings.interval
         self._setup, self._settings = setup, settings
-        defaults = Behaviour()
-        behaviour = Behaviour(
-            Rules(settings.up_stabilisation, defaults.up.policies),
-            Rules(settings.down_stabilisation, (Policy(15.0, percent=100.0),)),
-        )
+        behaviour = Behaviour.stabilised(up_seconds=settings.up_stabilisation, down_seconds=settings.down_stabilisation)
         self._shapers = {pool: Shaper(behaviour, bounds) for pool, bounds in setup.bounds.items()}
 
     def decide(self, observation: Observation) -> Counts:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from kllm.sim.laws.base import Counts, Observation, PoolView, Setup
-from kllm.sim.laws.behaviour import Behaviour, Policy, Rules, Shaper
+from kllm.sim.laws.behaviour import Behaviour, Shaper
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,7 @@ class Wva:
     def __init__(self, setup: Setup, settings: WvaSettings) -> None:
         self.interval_seconds, self.window_seconds = settings.interval, 60.0
         self._setup, self._settings = setup, settings
-        behaviour = Behaviour(
-            Rules(settings.up_stabilisation, (Policy(15.0, percent=100.0), Policy(15.0, pods=4))),
-            Rules(settings.down_stabilisation, (Policy(15.0, percent=100.0),)),
-        )
+        behaviour = Behaviour.stabilised(up_seconds=settings.up_stabilisation, down_seconds=settings.down_stabilisation)
         self._shapers = {pool: Shaper(behaviour, bounds) for pool, bounds in setup.bounds.items()}
 
     def decide(self, observation: Observation) -> Counts:
