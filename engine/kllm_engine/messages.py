@@ -15,6 +15,8 @@ AGENT_SOCKET_VARIABLE = "KLLM_AGENT_SOCKET"
 PARKED_LIMIT_VARIABLE = "KLLM_PARKED_LIMIT_TOKENS"
 PARK_TIMEOUT_VARIABLE = "KLLM_PARK_TIMEOUT_SECONDS"
 PACE_VARIABLE = "KLLM_PACE"
+PREFILL_ORDER_VARIABLE = "KLLM_PREFILL_ORDER"
+PREFIX_TREE_VARIABLE = "KLLM_PREFIX_TREE"
 MAXIMUM_MESSAGE_BYTES = 65536
 
 RequestKind = Literal["prefill_done", "requeued", "released", "failed"]
@@ -99,6 +101,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="loa
     decode_step_seconds: float = 0.0
     prefill_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
+    accept_length: float = 0.0
     max_running_requests: int = 0
     total_prefill_tokens: int = 0
     total_decode_tokens: int = 0

@@ -34,6 +34,7 @@ _UNKNOWN_WHEN_ZERO = (
     "decode_step_seconds",
     "prefill_tokens_per_second",
     "decode_tokens_per_second",
+    "accept_length",
 )
 OPTIONAL_FIELDS = ("role", "state", "message", *_ALWAYS, *_UNKNOWN_WHEN_ZERO)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
-from kllm_engine.messages import AGENT_SOCKET_VARIABLE
-from kllm_engine.sglang import priming, resume
+from kllm_engine.messages import AGENT_SOCKET_VARIABLE, PREFIX_TREE_VARIABLE
+from kllm_engine.sglang import aside, fair, priming, resume
 from kllm_engine.sglang.flip import forget_moved_peer, keep_shared_storage, misdirected
 from kllm_engine.sglang.observation import MATCHED_TOKENS_ATTRIBUTE
 from kllm_engine.sglang.reporter import Reporter
@@ -42,6 +42,7 @@ def run_event_loop(original: Callable[[Any], None], scheduler: Any) -> None:
     setattr(scheduler, _REPORTER_ATTRIBUTE, equipment.reporter)
     setattr(scheduler, _WAIT_ATTRIBUTE, equipment.wait)
     setattr(scheduler, _PACER_ATTRIBUTE, equipment.pacer)
+    fair.install(scheduler)
     equipment.reporter.start(equipment.hello)
     original(scheduler)
 
@@ -50,6 +51,7 @@ def role_switched(result: Any, scheduler: Any, *_: Any) -> None:
     """The scheduler serves the other role from now on, or has refused to."""
     if result.success and result.old_role != result.new_role:
         limits, hello = look(scheduler, _targets())
+        fair.install(scheduler)
         _reporter(scheduler).begin_again(hello, limits)
 
 
@@ -217,7 +219,7 @@ def load_snapshot_file(original: Callable[[str], str], name: str) -> str:
 
 
 def _targets() -> list[str]:
-    return [target for target, _, _ in TABLE]
+    return list(dict.fromkeys(target for target, _, _ in table()))
 
 
 def _aborted(scheduler: Any, request: Any) -> None:
@@ -241,7 +243,29 @@ def _cached_tokens(tree_cache: Any, request: Any) -> int:
     return len(tree_cache.match_prefix(MatchPrefixParams(key=key)).device_indices)
 
 
-TABLE: tuple[tuple[str, Callable[..., Any], Literal["AFTER", "AROUND"]], ...] = (
+Hook = tuple[str, Callable[..., Any], Literal["AFTER", "AROUND"]]
+"""Target, function, kind."""
+
+
+def table() -> tuple[Hook, ...]:
+    """All hooks. A target that cannot be hooked is a reason to refuse service.
+
+    Raises:
+        ValueError: the environment names a prefix tree that does not exist.
+    """
+    tree = os.environ.get(PREFIX_TREE_VARIABLE, "stock")
+    if tree not in {"stock", "incremental"}:
+        raise ValueError(f"{PREFIX_TREE_VARIABLE} must be stock or incremental, got {tree!r}")
+    if tree == "stock":
+        return TABLE
+    # It inherits from SGLang's tree, so that SGLang is imported with it.
+    from kllm_engine.sglang import prefix_tree  # noqa: PLC0415
+
+    prefix_tree.register()
+    return (*TABLE, *prefix_tree.TABLE)
+
+
+TABLE: tuple[Hook, ...] = (
     (f"{_SCHEDULER}.run_event_loop", run_event_loop, "AROUND"),
     (f"{_SCHEDULER}.ingest_requests", ingest_requests, "AROUND"),
     (f"{_SCHEDULER}.on_idle", on_idle, "AROUND"),
@@ -271,5 +295,7 @@ TABLE: tuple[tuple[str, Callable[..., Any], Literal["AFTER", "AROUND"]], ...] = 
     (f"{_REQUEST}.tail_str", priming.tail_text, "AROUND"),
     (f"{_REQUEST}._locate_str_stop_finished_len", priming.stop_position, "AROUND"),
     ("sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", priming.sampling_info, "AFTER"),
+    *fair.TABLE,
+    *aside.TABLE,
 )
-"""Target, function, kind. A target that cannot be hooked is a reason to refuse service."""
+"""Those that every server has."""

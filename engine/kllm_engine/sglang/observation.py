@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from kllm_engine.messages import Load
+from kllm_engine.sglang.fair import set_aside
 from kllm_engine.sglang.meter import StepMeter
 from kllm_engine.sglang.pacing import PaceTally
 from kllm_engine.sglang.park import Committed
@@ -61,8 +62,7 @@ def prefilled(request: Any, *, now: float) -> Prefilled:
 def committed(scheduler: Any) -> Committed:
     """What is parked, or admitted to be prefilled without a decode instance."""
     candidates = [*scheduler.disagg_prefill_inflight_queue, *scheduler.waiting_queue, *_launched(scheduler)]
-    if scheduler.chunked_req is not None:
-        candidates.append(scheduler.chunked_req)
+    candidates += _in_progress(scheduler)
     pending = {id(request): request for request in candidates if request.pending_bootstrap}.values()
     return Committed(len(pending), sum(map(prompt_tokens, pending)))
 
@@ -95,6 +95,7 @@ def observe(scheduler: Any, *, meters: Meters, tracker: Tracker, computing: int,
         decode_step_seconds=meters.decode.mean_seconds,
         prefill_tokens_per_second=meters.prefill.tokens_per_second,
         decode_tokens_per_second=meters.decode.tokens_per_second,
+        accept_length=_accept_length(scheduler),
         max_running_requests=int(scheduler.max_running_requests),
         total_prefill_tokens=meters.prefill.total_tokens,
         total_decode_tokens=meters.decode.total_tokens,
@@ -109,14 +110,21 @@ def observe(scheduler: Any, *, meters: Meters, tracker: Tracker, computing: int,
     return _with_prefill(common, scheduler, computing=computing, transferring=len(tracker.prefilled) - len(parked))
 
 
+def _accept_length(scheduler: Any) -> float:
+    """Tokens per sequence and decode step since the start; 0 without speculative decoding."""
+    reporter = scheduler.metrics_reporter
+    steps = reporter.spec_total_num_forward_ct
+    return float(reporter.spec_total_num_accept_tokens / steps) if steps else 0.0
+
+
 def _with_prefill(load: Load, scheduler: Any, *, computing: int, transferring: int) -> Load:
     queued = [*scheduler.waiting_queue, *_grammar_queue(scheduler)]
     if load.role == "prefill":
         queued += scheduler.disagg_prefill_bootstrap_queue.queue
-    chunked = scheduler.chunked_req
-    running = computing or len(scheduler.running_batch.reqs) or int(chunked is not None)
-    rest = prompt_tokens(chunked) - len(chunked.prefix_indices) if chunked is not None else 0
-    tokens = sum(map(prompt_tokens, queued)) + max(0, rest)
+    begun = _in_progress(scheduler)
+    running = computing or len(scheduler.running_batch.reqs) or len(begun)
+    rest = sum(max(0, prompt_tokens(request) - len(request.prefix_indices)) for request in begun)
+    tokens = sum(map(prompt_tokens, queued)) + rest
     return _replace(
         load,
         running_requests=running,
@@ -140,6 +148,12 @@ def _with_decode(load: Load, scheduler: Any) -> Load:
         transferring_requests=len(scheduler.disagg_decode_transfer_queue.queue),
         retracted_requests=len(retracted),
     )
+
+
+def _in_progress(scheduler: Any) -> list[Any]:
+    """Prompts that are computed in part."""
+    chunked = scheduler.chunked_req
+    return [*set_aside(), *([chunked] if chunked is not None else [])]
 
 
 def _launched(scheduler: Any) -> list[Any]:

@@ -12,10 +12,10 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     from kllm_engine.sglang import redaction  # noqa: PLC0415
-    from kllm_engine.sglang.hooks import TABLE  # noqa: PLC0415
+    from kllm_engine.sglang.hooks import table  # noqa: PLC0415
 
     redaction.install()
-    for target, function, kind in TABLE:
+    for target, function, kind in table():
         HookRegistry.register(target, function, HookType[kind])
     if detect_device() == "cpu":
         from kllm_engine.cpu.paging import install  # noqa: PLC0415

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kllm_engine.messages import Heartbeat, Hello, Message, Request
+from kllm_engine.sglang.fair import abort_soon, set_aside
 from kllm_engine.sglang.link import AgentLink
 from kllm_engine.sglang.meter import StepMeter
 from kllm_engine.sglang.observation import Meters, committed, observe, prefilled, prompt_tokens, role_of
@@ -52,7 +53,7 @@ class Reporter:
         self._link = link
         self._failed_status = failed_status
         self._single_rank = single_rank
-        self._abandoned = ""
+        self._abandoned: set[str] = set()
         self._computing = 0
         self._loops = 0
         self._loop_began = time.monotonic()
@@ -73,7 +74,7 @@ class Reporter:
         self.meters = Meters(StepMeter(), StepMeter(), self.meters.pace)
         self.tracker = Tracker(os.getpid())
         self.rooms = ConcludedRooms()
-        self._abandoned = ""
+        self._abandoned = set()
         self._computing = 0
         self._put(hello)
         self.publish()
@@ -182,7 +183,8 @@ class Reporter:
 
     def abort_reason(self, request: Any) -> tuple[str, str]:
         """Why a request is being aborted, as reason and message."""
-        if request.rid == self._abandoned:
+        if request.rid in self._abandoned:
+            self._abandoned.discard(request.rid)
             return "TransferFailed", "the decode instance gave the request up"
         return "Aborted", "the request was aborted"
 
@@ -192,12 +194,21 @@ class Reporter:
         Ranks of one engine may hear of it in different iterations and must not part ways, so that only single-rank
         engines stop early.
         """
-        chunked = self._scheduler.chunked_req
-        if not self._single_rank or chunked is None or chunked.pending_bootstrap:
+        if not self._single_rank:
             return
-        if chunked.disagg_kv_sender.poll() == self._failed_status and self._abandoned != chunked.rid:
-            self._abandoned = chunked.rid
+        chunked = self._scheduler.chunked_req
+        if chunked is not None and self._is_abandoned(chunked):
+            self._abandoned.add(chunked.rid)
             self._scheduler._pending_chunked_abort_req = chunked
+        for request in set_aside():
+            if self._is_abandoned(request):
+                self._abandoned.add(request.rid)
+                abort_soon(request)
+
+    def _is_abandoned(self, request: Any) -> bool:
+        if request.pending_bootstrap or request.rid in self._abandoned:
+            return False
+        return bool(request.disagg_kv_sender.poll() == self._failed_status)
 
     def _event(self, request: Any, *, kind: Any, reason: str, message: str) -> None:
         event = Request(

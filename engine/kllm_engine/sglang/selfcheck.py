@@ -18,7 +18,7 @@ from kllm_engine.messages import (
     Hello,
 )
 from kllm_engine.pace import parse_pace
-from kllm_engine.sglang import flip
+from kllm_engine.sglang import fair, flip
 from kllm_engine.sglang.arguments import DEFAULT_PARK_TIMEOUT_SECONDS
 from kllm_engine.sglang.link import AgentLink
 from kllm_engine.sglang.observation import role_of
@@ -150,6 +150,7 @@ def _hello(
     version = importlib.metadata.version("sglang")
     pool, context = int(scheduler.max_total_num_tokens), int(scheduler.model_config.context_len)
     problems = [f"hook did not take: {target}; its function is gone or has changed" for target in missing]
+    problems += [f"{name} is gone or has changed, which the order of prompts needs" for name in fair.unmet(scheduler)]
     if version != SGLANG_VERSION:
         problems.append(f"SGLang is {version}, the plugin was written for {SGLANG_VERSION}: install that version")
     if role == "decode" and context + reserved > pool:
