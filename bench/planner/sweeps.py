@@ -13,8 +13,25 @@ def _grid(**values: Sequence[Any]) -> list[Knobs]:
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
+def _metrics(**others: Sequence[Any]) -> list[Knobs]:
+    """For laws that compare a metric with a target: what the two pools may be scaled by."""
+    return [
+        *_grid(prefill_metric=("utilisation",), prefill_target=(0.5, 0.65, 0.8), target=(48.0, 96.0), **others),
+        *_grid(prefill_metric=("concurrency",), prefill_target=(2.0,), target=(48.0,), **others),
+        *_grid(prefill_metric=("queue",), prefill_target=(1.0,), target=(48.0,), **others),
+    ]
+
+
+_SLO = [
+    {},
+    {"spare": 0.3, "forecast_quantile": 0.9},
+    {"spare": 0.05, "keep_quantile": 0.9},
+    {"spare": 0.0, "keep_quantile": 0.8, "forecast_quantile": 0.7, "scale_down_below": 0.9},
+]
+"""How much is kept for what may come, from the defaults up and down."""
+
 ONE_POOL: Mapping[str, list[Knobs]] = {
-    "slo": _grid(spare=(0.05, 0.15, 0.3), forecast_quantile=(0.75, 0.9)),
+    "slo": [*_SLO, {"spare": 0.0, "keep_quantile": 0.6, "forecast_quantile": 0.6, "scale_down_below": 0.9}],
     "llm-d": [
         *_grid(up_above=(0.45, 0.55, 0.75), down_below=(0.4,)),
         *_grid(up_above=(0.55, 0.75), down_below=(0.3,), smoothing=(15.0,), up_stabilisation=(0.0,)),
@@ -37,16 +54,20 @@ ONE_POOL: Mapping[str, list[Knobs]] = {
 """By policy, for whole requests on one pool."""
 
 TWO_POOLS: Mapping[str, list[Knobs]] = {
-    "slo": _grid(spare=(0.05, 0.15, 0.3), forecast_quantile=(0.75, 0.9)),
-    "hpa": _grid(prefill_target=(0.5, 1.0, 2.0), target=(24.0, 48.0, 96.0)),
-    "llm-d-token-aware": _grid(backlog=(0.1, 0.5, 1.5), kv_use=(0.25, 0.5, 0.8), up_pods=(4,), up_period=(15.0,)),
+    "slo": [
+        *_SLO,
+        {"stabilisation_starts": 3.0},
+        {"stabilisation_starts": 3.0, "spare": 0.3, "forecast_quantile": 0.9},
+    ],
+    "hpa": _metrics(),
+    "llm-d-token-aware": _grid(backlog=(0.5, 1.5), kv_use=(0.25, 0.5, 0.8), up_pods=(4,), up_period=(15.0,)),
     "dynamo": [
-        *_grid(predictor=("kalman", "constant"), load=(False,), throughput_interval=(180.0, 60.0)),
+        *_grid(predictor=("kalman", "constant"), load=(False,), throughput_interval=(60.0,)),
         *_grid(predictor=("kalman",), load=(True,), throughput_interval=(180.0, 60.0), ttft_share=(1.0, 0.25)),
         *_grid(throughput=(False,), load=(True,), ttft_share=(1.0, 0.25), tpot_share=(0.7,)),
     ],
-    "kthena": _grid(prefill_target=(0.5, 1.0, 2.0), target=(24.0, 48.0, 96.0), least_ratio=(0.25,)),
-    "clairvoyant": _grid(utilisation=(0.4, 0.55, 0.7)),
+    "kthena": _metrics(least_ratio=(0.25,)),
+    "clairvoyant": _grid(utilisation=(0.7, 0.9), window=(10.0, 30.0)),
 }
 """By policy, for a prefill and a decode pool."""
 

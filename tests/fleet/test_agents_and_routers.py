@@ -53,7 +53,7 @@ class Router(router_pb2_grpc.ServiceLevelsServicer):
     """Ten arrivals in each report, until it is silent."""
 
     def __init__(self, name="r"):
-        self.name, self.silent = name, False
+        self.name, self.silent, self.unshared = name, False, ""
 
     async def WatchServiceLevels(self, request, context):  # noqa: N802
         queue = router_pb2.StageLatency(
@@ -61,8 +61,9 @@ class Router(router_pb2_grpc.ServiceLevelsServicer):
         )
         while not self.silent:
             yield router_pb2.ServiceLevelReport(
-                router_id=self.name, interval_seconds=1.0, arrivals=10, prompt_tokens=1000, stages=[queue]
-            )
+                router_id=self.name, interval_seconds=1.0, arrivals=10, prompt_tokens=1000, stages=[queue],
+                unshared=self.unshared,
+            )  # fmt: skip
             await asyncio.sleep(request.interval_milliseconds / 1000)
 
 
@@ -281,6 +282,23 @@ async def test_exactly_the_routers_that_there_are_are_followed_and_one_that_is_s
     assert watch.forecast(20.0).requests_per_second is None
     await watch.close()
     await servers[0].stop(None)
+
+
+async def test_routers_that_do_not_hear_each_other_say_why_as_long_as_they_are_followed():
+    heard, router = [], Router("a")
+    watch = FleetWatch(TOKEN)
+    watch.subscribe(lambda: heard.append(1))
+    server, address = await listening(router)
+    watch.follow_routers([address])
+    await until(lambda: heard)
+    assert watch.unshared == ""
+
+    router.unshared = "no answer in time"
+    await until(lambda: watch.unshared == "no answer in time")
+    watch.follow_routers(())
+    assert watch.unshared == ""
+    await watch.close()
+    await server.stop(None)
 
 
 def breaking(times):

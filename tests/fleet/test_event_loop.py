@@ -8,7 +8,8 @@ import time
 import grpc.aio
 import pytest
 
-from kllm_operator.fleet.event_loop import PromptLoop
+from kllm_operator.fleet.event_loop import PromptLoop as OperatorLoop
+from kllm_router.event_loop import PromptLoop as RouterLoop
 
 _CALLS = 1200
 _NOWHERE = "127.0.0.1:9"
@@ -33,6 +34,7 @@ async def _fails(method):
         await method(b"", timeout=60)
 
 
-def test_a_busy_loop_takes_all_events_that_there_are_each_turn():
-    with asyncio.Runner(loop_factory=PromptLoop) as runner:
+@pytest.mark.parametrize("loop", [OperatorLoop, RouterLoop])
+def test_a_busy_loop_takes_all_events_that_there_are_each_turn(loop):
+    with asyncio.Runner(loop_factory=loop) as runner:
         assert runner.run(_turns_until_all_calls_end()) < 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,3 +137,33 @@ def test_a_percentile_lies_within_the_bucket_of_the_true_one(times, percentile):
 def test_an_empty_histogram_has_no_percentile_and_what_is_beyond_the_last_bound_counts_as_it():
     assert percentile_seconds([0] * BUCKETS, 90) is None
     assert percentile_seconds(counts(500.0).counts, 90) == LATENCY_BOUNDS_SECONDS[-1]
+
+
+def test_whoever_waits_for_a_start_counts_as_traffic_until_it_is_served():
+    silent = [report(t) for t in range(60)]
+    waited = levels(*[replace(each, waiting=30) for each in silent])
+
+    assert waited.forecast(59.5).requests_per_second == pytest.approx(1.0)
+    waited.add(report(60))
+    assert waited.forecast(60.5).requests_per_second == 0.0
+    both = levels(replace(report(59), waiting=6), replace(report(59, router="other"), waiting=3))
+    assert both.forecast(59.5).requests_per_second == pytest.approx(0.3)
+
+
+def test_a_percentile_is_exceeded_only_by_more_than_chance():
+    def measured(slow):
+        times = [0.1] * 10
+        reports = [report(t, 10, ttft=times, queue=[9.0, *times[1:]] if t < slow else times) for t in range(30)]
+        return levels(*reports).stages(29.5, percentile=99, changed_age_seconds=NEVER.__getitem__).queue.seconds
+
+    assert measured(slow=5) < 1.0
+    assert measured(slow=20) > 5.0
+
+
+def test_stages_that_belong_together_are_measured_together():
+    reports = [report(t, 1, ttft=[1.0], queue=[0.2], prefilled=[0.5], handover=[0.3]) for t in range(30)]
+    found = stages(levels(*reports), 29.5)
+
+    assert found.prefilled.seconds == pytest.approx(0.5, rel=0.3)
+    assert found.handover.seconds == pytest.approx(0.3, rel=0.3)
+    assert found.transfer is None

@@ -471,3 +471,19 @@ def test_a_loop_that_is_ended_anywhere_is_taken_up_by_the_next_and_no_promise_br
         return counts, world.broken, len(world.substrate._all)
 
     assert run_virtually(takeovers()) == ((1, 1), [], 2)
+
+
+def test_who_comes_to_a_service_at_zero_wakes_it_before_the_next_tick_is_due():
+    async def somebody_comes(world):
+        await asyncio.sleep(10.3)
+        world.came_at, world.rate = world.loop.time(), 0.1
+        await asyncio.sleep(60)
+
+    bounds = Limits(PoolLimits(0, 4), PoolLimits(0, 4))
+    slow = LoopSettings().with_values({"tick_seconds": 30})
+    world = within(somebody_comes, bounds=bounds, settings=slow)
+
+    starts = world.of("action", step="Start")
+    assert {each["role"] for each in starts} == {"prefill", "decode"}
+    assert max(each["at"] for each in starts) - world.came_at <= 2.0
+    assert world.serving() == (1, 1)

@@ -110,3 +110,14 @@ def test_who_takes_over_at_zero_stays_there_until_somebody_comes():
     said.rate = 0.1
     woken = decide(made, seen(0, 0), 5.0, asked=asked)
     assert (woken.desired.prefill, woken.desired.decode) == (1, 1)
+
+
+def test_what_engines_that_speculate_yield_per_step_is_counted_with():
+    plain, quick = deciding(timing=TIMING)[0], deciding(timing=TIMING)[0]
+    for made, length in ((plain, None), (quick, 2.5)):
+        made.look = seen(d_load=replace(IDLE, accept_length=length))
+
+    assert plain.model(plain.look, 0.0).demand.forecast.accept_length == 1.0
+    model = quick.model(quick.look, 0.0)
+    assert model.demand.forecast.accept_length == 2.5
+    assert model.at(D, 1).predicted_strain < plain.model(plain.look, 0.0).at(D, 1).predicted_strain

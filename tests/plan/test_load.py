@@ -24,6 +24,21 @@ def test_measured_queue_and_prefill_are_judged_by_prefills_share_of_ttft():
     assert (load.term, load.load.source) == (Term.QUEUE_AND_PREFILL, LoadSource.MEASURED)
 
 
+def test_what_was_measured_together_counts_before_the_sum_of_its_parts():
+    parts = {"queue": measured(0.6), "prefill": measured(0.6), "bind": measured(0.2), "transfer": measured(0.2)}
+    judged = model(fleet(), stages=Stages(**parts, prefilled=measured(0.7), handover=measured(0.3)))
+
+    assert judged.now(P).load.value == pytest.approx(0.7 / 0.7)
+    assert judged.now(D).load.value == pytest.approx(0.3 / 0.3)
+
+
+@pytest.mark.parametrize(("way", "share"), [(0.2, 0.8), (0.01, 0.9), (0.6, 0.7)])
+def test_a_short_way_to_decode_leaves_prefill_more_of_ttft(way, share):
+    judged = model(fleet(), stages=Stages(prefilled=measured(0.5), handover=measured(way)))
+
+    assert judged.now(P).load.value == pytest.approx(0.5 / share)
+
+
 def test_time_lost_to_parked_kv_is_charged_to_decode():
     stages = Stages(queue=measured(0.9), prefill=measured(0.1), blocked=measured(0.9))
     judged = model(fleet(), stages=stages)

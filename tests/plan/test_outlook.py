@@ -87,7 +87,7 @@ def test_lengths_that_vary_widen_the_band_of_the_role_that_they_are_work_for():
         course = course.observe(told(totals), totals.at)
     ahead = course.ahead(10.0, 0.9)
 
-    assert ahead.high[D] > 1.05 * ahead.high[P]
+    assert ahead.high[D] > 1.03 * ahead.high[P]
 
 
 def test_the_time_of_silence_is_no_time_without_traffic():

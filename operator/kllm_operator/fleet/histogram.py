@@ -15,7 +15,7 @@ def total(histograms: Iterable[Sequence[int]]) -> list[int]:
     return [sum(bucket) for bucket in zip(*whole, strict=True)] if whole else [0] * BUCKETS
 
 
-def percentile_seconds(counts: Sequence[int], percentile: int) -> float | None:
+def percentile_seconds(counts: Sequence[int], percentile: float) -> float | None:
     """Seconds below which `percentile` percent lie, spread evenly within a bucket; None of an empty histogram.
 
     What lies above the last bound counts as lying at it.

@@ -22,6 +22,8 @@ _NAMES = {
     router_pb2.STAGE_TRANSFER: "transfer",
     router_pb2.STAGE_TTFT: "ttft",
     router_pb2.STAGE_TPOT: "tpot",
+    router_pb2.STAGE_PREFILLED: "prefilled",
+    router_pb2.STAGE_HANDOVER: "handover",
 }
 
 _log = structlog.get_logger(__name__)
@@ -65,10 +67,13 @@ def _report(report: router_pb2.ServiceLevelReport, now: float) -> LevelReport:
         seconds=report.interval_seconds,
         arrivals=report.arrivals,
         prompt_tokens=report.prompt_tokens,
+        prompt_token_squares=report.prompt_token_squares,
         cached_tokens=report.cached_tokens,
         output_tokens=report.output_tokens,
         failed=report.failed,
         rejected=report.rejected,
+        waiting=report.waiting,
+        unshared=report.unshared,
         stages={
             _NAMES[each.stage]: StageCounts(tuple(each.counts), each.sum_seconds)
             for each in report.stages

@@ -43,6 +43,7 @@ class FleetWatch:
         self._silent_seconds = (levels or LevelSettings()).silent_seconds
         self._routers: dict[str, asyncio.Task[None]] = {}
         self._heard_at: dict[str, float] = {}
+        self._unshared: dict[str, str] = {}
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Have a function called after each report that tells something new. It must not wait or raise."""
@@ -62,6 +63,7 @@ class FleetWatch:
         for address in self._routers.keys() - set(addresses):
             self._routers.pop(address).cancel()
             del self._heard_at[address]
+            self._unshared.pop(address, None)
         for address in set(addresses) - self._routers.keys():
             self._heard_at[address] = self._clock()
             work = follow_router(address, self._token, partial(self._take, address), clock=self._clock)
@@ -76,6 +78,11 @@ class FleetWatch:
         """What requests of the present capacity took."""
         return self._levels.stages(now, percentile=percentile, changed_age_seconds=changed_age_seconds)
 
+    @property
+    def unshared(self) -> str:
+        """Why routers do not hear each other though they are to, as one of them says; empty when all do."""
+        return next((why for _, why in sorted(self._unshared.items()) if why), "")
+
     async def close(self) -> None:
         """Follow nothing any more."""
         tasks = list(self._routers.values())
@@ -84,9 +91,10 @@ class FleetWatch:
 
     def _take(self, address: str, report: LevelReport) -> None:
         self._heard_at[address] = report.at
+        self._unshared[address] = report.unshared
         self._levels.add(report)
         self._hear(report)
-        if report.arrivals or report.stages:
+        if report.arrivals or report.stages or report.waiting:
             self._notify()
 
     def _notify(self) -> None:

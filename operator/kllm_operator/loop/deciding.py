@@ -14,7 +14,7 @@ from kllm_operator.loop.capacity import CapacityBook
 from kllm_operator.loop.looking import Heard
 from kllm_operator.loop.settings import LoopSettings
 from kllm_operator.plan.bounds import bounded
-from kllm_operator.plan.demand import Demand
+from kllm_operator.plan.demand import Demand, Forecast, known
 from kllm_operator.plan.fit import Fit
 from kllm_operator.plan.load import LoadModel
 from kllm_operator.plan.members import Limits
@@ -73,6 +73,12 @@ class Deciding:
             self._fit = _fit(scaled)
         self.scaled, self.settings = scaled, settings
 
+    def wakes(self, now: float) -> bool:
+        """Whether somebody came to a service that was to have no instance when the last decision was made."""
+        if self.last is None or any(self.last.desired.of(role) for role in Role):
+            return False
+        return bool(known(self._heard.forecast(now).requests_per_second))
+
     def model(self, seen: Snapshot, now: float) -> LoadModel:
         """What loads follow from."""
 
@@ -81,7 +87,8 @@ class Deciding:
 
         objectives = self.scaled.objectives
         stages = self._heard.stages(now, percentile=objectives.percentile, changed_age_seconds=age)
-        demand = Demand(self._heard.forecast(now), stages, age(Role.PREFILL), age(Role.DECODE))
+        forecast = _speculating(self._heard.forecast(now), seen)
+        demand = Demand(forecast, stages, age(Role.PREFILL), age(Role.DECODE))
         settings, start = self.settings.load, self._book.start_seconds(_source(seen))
         if start is not None:
             settings = replace(settings, horizon_seconds=max(self.settings.tick_seconds, start))
@@ -89,7 +96,7 @@ class Deciding:
         lead = settings.horizon_seconds + self.settings.tick_seconds + ahead.lead_margin_seconds
         return LoadModel(
             objectives, seen.fleet, demand, self._fit.timing, settings,
-            outlook=course.ahead(lead, ahead.forecast_quantile), one_pool=self.scaled.one_pool,
+            outlook=course.ahead(lead, ahead.forecast_quantile, ahead.keep_quantile), one_pool=self.scaled.one_pool,
         )  # fmt: skip
 
     def decide(
@@ -154,6 +161,13 @@ class Deciding:
 
 def _fit(scaled: Scaled) -> Fit:
     return Fit(scaled.timing or scaled.prior, exact=scaled.timing is not None)
+
+
+def _speculating(forecast: Forecast, seen: Snapshot) -> Forecast:
+    """With the tokens that decode yields per step, as far as engines that speculate have told."""
+    loads = [each.load for each in seen.fleet.serving(Role.DECODE)]
+    told = [length for load in loads if load is not None and (length := known(load.accept_length))]
+    return forecast if not told else replace(forecast, accept_length=max(1.0, sum(told) / len(told)))
 
 
 def _source(seen: Snapshot) -> StartFrom:

@@ -16,6 +16,11 @@ def known(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) and 0 <= value < _ABSURD else None
 
 
+def uncached(prompt_tokens: float, cached_tokens: float) -> float:
+    """Tokens that are left to compute of a prompt: at least its last one, whose output is the first token."""
+    return max(1.0, prompt_tokens - cached_tokens)
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The objective's percentile of one stage over a sliding window.
@@ -63,6 +68,8 @@ class Stages:
         transfer: moving the KV.
         first_step: from the KV's arrival to the first token.
         tpot: per output token after the first.
+        prefilled: queue and prefill of one request together; the percentile of a sum is less than the percentiles' sum.
+        handover: bind, transfer and first step of one request together.
     """
 
     queue: Measurement | None = None
@@ -73,6 +80,8 @@ class Stages:
     transfer: Measurement | None = None
     first_step: Measurement | None = None
     tpot: Measurement | None = None
+    prefilled: Measurement | None = None
+    handover: Measurement | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Totals:
         ended: requests that ended with an answer.
         cached_tokens: prompt tokens of those that caches spared.
         output_tokens: of those.
+        prompt_token_squares: sum of the squares of the arrived prompts' tokens; 0: nobody told.
     """
 
     at: float
@@ -96,6 +106,7 @@ class Totals:
     ended: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    prompt_token_squares: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,8 +121,9 @@ class Forecast:
         output_tokens: per request, mean.
         accept_length: tokens per sequence and decode step.
         complete: whether all routers have told; if not, more may arrive than this.
-        gap_variation: squared coefficient of variation of the gaps between requests; 1 is that of chance.
-        prompt_variation: the same of the lengths of prompts; None is unknown.
+        prompt_variation: squared coefficient of variation of the lengths of prompts; None is unknown.
+        work_variation: index of dispersion of the work that arrives, over the mean work of a request: that of requests
+            in a time, and the variation of their lengths. 2 where both are chance's: crowds of long prompts have more.
         totals: what rate and means come from; None: they count as seen as they are.
     """
 
@@ -122,8 +134,8 @@ class Forecast:
     output_tokens: float | None = None
     accept_length: float = 1.0
     complete: bool = True
-    gap_variation: float = 1.0
     prompt_variation: float | None = None
+    work_variation: float = 2.0
     totals: Totals | None = None
 
 

@@ -10,7 +10,8 @@ from statistics import NormalDist
 import numpy as np
 
 from kllm_core.objectives import Role
-from kllm_operator.plan.demand import Forecast, Totals, known
+from kllm_operator.plan.demand import Forecast, Totals, known, uncached
+from kllm_operator.plan.lengths import Lengths
 from kllm_operator.plan.tracks import Tracks
 
 _LEAST_SECONDS = 0.5
@@ -21,9 +22,6 @@ _MOST_ABOVE = 2.0
 """Factor over the present and the expected rate above which nothing is provided for: who knows that little of what will
 come is told by what comes."""
 _RATE, _PROMPT, _CACHED, _OUTPUT = range(4)
-_HARDLY = 0.99
-"""Probability with which demand must stay under what is left for whoever gives up instances: what chance takes away, it
-would soon ask for again."""
 _LEAST_UNCACHED = 0.02
 """Part of a prompt that counts as not cached at least."""
 _VARIATION = (0.25, 10.0)
@@ -47,9 +45,10 @@ class Outlook:
         high: what it will not exceed with the probability of `quantile`, as a rate of requests of the expected
             lengths, by role: for prefill it has the uncertainty of prompts and cache hits in it, for decode that of
             answers.
-        highest: what it will hardly exceed from now until then.
+        highest: what it will not exceed from now until then, with the higher probability that is asked of who gives up
+            instances.
         prompt_tokens, cached_tokens, output_tokens: expected per request; None is unknown.
-        gap_variation, prompt_variation: see `Forecast`.
+        prompt_variation, work_variation: see `Forecast`.
     """
 
     seconds: float
@@ -61,8 +60,8 @@ class Outlook:
     prompt_tokens: float | None = None
     cached_tokens: float | None = None
     output_tokens: float | None = None
-    gap_variation: float = 1.0
     prompt_variation: float | None = None
+    work_variation: float = 2.0
 
     def by_now(self, present: Forecast) -> Forecast:
         """What is asked at present; an unknown rate stays unknown."""
@@ -85,12 +84,12 @@ class Outlook:
         asked = replace(
             present,
             requests_per_second=rate,
-            gap_variation=self.gap_variation,
             prompt_variation=self.prompt_variation,
+            work_variation=self.work_variation,
         )
         if self.prompt_tokens is not None:
             cached = self.cached_tokens or 0.0
-            asked = replace(asked, uncached_tokens=max(0.0, self.prompt_tokens - cached), cached_tokens=cached)
+            asked = replace(asked, uncached_tokens=uncached(self.prompt_tokens, cached), cached_tokens=cached)
         return asked if self.output_tokens is None else replace(asked, output_tokens=self.output_tokens)
 
 
@@ -101,11 +100,13 @@ class Course:
     Attributes:
         at: of the last observation, in seconds on the clock of whoever observes; None before the first.
         totals: of the last observation.
+        lengths: of single prompts.
     """
 
     tracks: Tracks = field(default_factory=_unknown)
     at: float | None = None
     totals: Totals | None = None
+    lengths: Lengths = field(default_factory=Lengths)
 
     def observe(self, forecast: Forecast, now: float) -> Course:
         """Take what arrived since the last time. Silence, nonsense and time that does not go on teach nothing."""
@@ -120,15 +121,23 @@ class Course:
         least = _LEAST_SECONDS if self.tracks.seen[_RATE] else _FIRST_SECONDS
         return self._seen(forecast, rate, at, seconds) if seconds >= least else self
 
-    def ahead(self, seconds: float, quantile: float) -> Outlook | None:
-        """Demand so many seconds from now; None before anything was observed."""
+    def ahead(self, seconds: float, quantile: float, keep_quantile: float = 0.99) -> Outlook | None:
+        """Demand so many seconds from now; None before anything was observed.
+
+        Args:
+            seconds: ahead.
+            quantile: of `high`.
+            keep_quantile: of `highest`, which is no less than `high`.
+        """
         if not self.tracks.seen[_RATE]:
             return None
         by_now, then = self.tracks.ahead(0.0), self.tracks.ahead(seconds)
         high = _high(then, quantile)
-        noise = self.tracks.noise
+        crowds, lengths = (float(np.clip(self.tracks.noise[each], *_VARIATION)) for each in (_RATE, _PROMPT))
+        told = self.lengths.variation
+        prompts = told if told is not None else lengths if self.tracks.seen[_PROMPT] else None
         seen = [float(then[0][index]) if self.tracks.seen[index] else None for index in range(4)]
-        hardly = [_high(estimate, max(quantile, _HARDLY)) for estimate in (by_now, then)]
+        hardly = [_high(estimate, max(quantile, keep_quantile)) for estimate in (by_now, then)]
         return Outlook(
             seconds=seconds,
             quantile=quantile,
@@ -139,8 +148,8 @@ class Course:
             prompt_tokens=seen[_PROMPT],
             cached_tokens=seen[_CACHED],
             output_tokens=seen[_OUTPUT],
-            gap_variation=float(np.clip(noise[_RATE], *_VARIATION)),
-            prompt_variation=float(np.clip(noise[_PROMPT], 0.0, _VARIATION[1])) if self.tracks.seen[_PROMPT] else None,
+            prompt_variation=None if prompts is None else min(prompts, _VARIATION[1]),
+            work_variation=crowds + lengths,
         )
 
     def _seen(self, forecast: Forecast, rate: float, at: float, seconds: float) -> Course:
@@ -149,7 +158,10 @@ class Course:
         else:
             values, exposures = _as_told(forecast, rate, seconds)
         tracks = self.tracks.observe(np.array(values), np.array(exposures), seconds=seconds)
-        return Course(tracks, at, forecast.totals)
+        lengths = self.lengths
+        if forecast.totals is not None and self.totals is not None:
+            lengths = lengths.seen(self.totals, forecast.totals)
+        return Course(tracks, at, forecast.totals, lengths)
 
 
 def _restarted(before: Totals | None, after: Totals | None) -> bool:

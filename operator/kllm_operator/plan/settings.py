@@ -12,6 +12,9 @@ class LoadSettings:
     prefill_share: float = 0.7
     """Part of the TTFT objective for queue and prefill, 0.7; the rest is for the way to decode and its first step.
     Prefill is by far the longest stage. Too high: slow transfers break the objective while no load shows it."""
+    most_prefill_share: float = 0.9
+    """What it may be where the way to decode is measured and takes less than the rest, 0.9: the next prompt that is on
+    that way may be a longer one."""
     stale_after_seconds: float = 10.0
     """Seconds after which an engine's load or a measurement is unknown, 10: two ticks of the control loop, ten
     reports of an engine. Too low: a hiccup blinds the planner. Too high: it acts on what is gone."""
@@ -32,6 +35,11 @@ class LoadSettings:
     def __post_init__(self) -> None:
         if not 0 < self.prefill_share < 1:
             raise ValueError(f"prefill_share must be between 0 and 1, got {self.prefill_share}")
+        if not self.prefill_share <= self.most_prefill_share < 1:
+            raise ValueError(
+                f"most_prefill_share must be at least prefill_share {self.prefill_share} and below 1, "
+                f"got {self.most_prefill_share}"
+            )
         if not 0 < self.saturation < 1:
             raise ValueError(f"saturation must be between 0 and 1, got {self.saturation}")
         if self.unreachable_slack <= 1:
@@ -45,6 +53,9 @@ class OutlookSettings:
     forecast_quantile: float = 0.8
     """Probability with which demand stays under what is provided for, 0.8: what it exceeds it by is mostly little, and
     queues take that. Higher buys head-room with GPU time, the more the longer starts take."""
+    keep_quantile: float = 0.99
+    """The same for what is left when instances are given up, 0.99: what chance takes away, it soon asks for again.
+    Lower follows falling demand sooner, and starts more often."""
     lead_margin_seconds: float = 5.0
     """Seconds beyond a start and a tick that are looked ahead, 5: some starts take longer than the last ones did, and
     what arrives is told with a second's delay."""
@@ -52,6 +63,8 @@ class OutlookSettings:
     def __post_init__(self) -> None:
         if not 0.5 <= self.forecast_quantile < 1:
             raise ValueError(f"forecast_quantile must be at least 0.5 and below 1, got {self.forecast_quantile}")
+        if not 0.5 <= self.keep_quantile < 1:
+            raise ValueError(f"keep_quantile must be at least 0.5 and below 1, got {self.keep_quantile}")
         if not self.lead_margin_seconds >= 0:
             raise ValueError(f"lead_margin_seconds must not be negative, got {self.lead_margin_seconds}")
 

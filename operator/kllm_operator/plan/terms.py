@@ -13,8 +13,9 @@ from statistics import NormalDist
 from kllm_core.fleet import EngineLoad
 from kllm_core.objectives import Load, Objectives, Role
 from kllm_core.timing import DecodeTiming, EngineTiming
+from kllm_operator.plan.believed import Believed
 from kllm_operator.plan.congestion import blocked, full
-from kllm_operator.plan.demand import Demand, Measurement, known
+from kllm_operator.plan.demand import Demand, known
 from kllm_operator.plan.queueing import batch_after, decode_batch, waiting_after, waiting_seconds, with_spread
 from kllm_operator.plan.role_load import Term, TermLoad
 from kllm_operator.plan.seen import Seen
@@ -43,6 +44,10 @@ class Terms:
     one_pool: bool = False
 
     @property
+    def _believed(self) -> Believed:
+        return Believed(self.demand, self.settings)
+
+    @property
     def _prefills(self) -> Role:
         """The role that computes prompts."""
         return Role.DECODE if self.one_pool else Role.PREFILL
@@ -55,16 +60,28 @@ class Terms:
             present: with what is queued there by now, and not with what is left of it.
             lasting: in the long run, and not when capacity that is asked for now serves.
         """
-        role, share = self._prefills, 1.0 if self.one_pool else self.settings.prefill_share
+        role = self._prefills
         stages = self.demand.stages
-        measured = self._sum(role, stages.queue, stages.prefill)
+        measured = self._believed.whole(role, stages.prefilled, stages.queue, stages.prefill)
         if measured is not None:
-            measured = max(0.0, measured - (self._believed(role, stages.blocked) or 0.0))
+            measured = max(0.0, measured - (self._believed.of(role, stages.blocked) or 0.0))
         predicted = self._prefill_seconds(count, present=present, lasting=lasting)
         # No count of instances computes a prompt faster.
-        own = max(self._long_prefill_seconds() or 0.0, self._believed(role, stages.prefill) or 0.0)
-        objective = self.objectives.ttft_seconds * share
+        own = max(self._long_prefill_seconds() or 0.0, self._believed.of(role, stages.prefill) or 0.0)
+        objective = self.objectives.ttft_seconds * self._prefill_share()
         return self._term(Term.QUEUE_AND_PREFILL, role, count, objective, predicted, measured, own)
+
+    def _prefill_share(self) -> float:
+        """Part of the TTFT objective for queue and prefill: more, where the way to decode is measured and short."""
+        if self.one_pool:
+            return 1.0
+        # What waits for room on decode ends when decode has more.
+        stages = self.demand.stages
+        way = self._believed.whole(Role.DECODE, stages.handover, stages.bind, stages.transfer, stages.first_step)
+        if way is None:
+            return self.settings.prefill_share
+        left = 1 - way / self.objectives.ttft_seconds
+        return min(max(left, self.settings.prefill_share), self.settings.most_prefill_share)
 
     def _prefill_seconds(self, count: int, *, present: bool, lasting: bool) -> float | None:
         rate, long = self._rate(), self._long_prefill_seconds()
@@ -77,7 +94,7 @@ class Terms:
             return drain + (long or 0.0) if tokens or rate == 0 else None
         mean = self._service_seconds()
         queue, ahead = drain, self.ahead_seconds
-        variation = (forecast.gap_variation + _or_one(forecast.prompt_variation)) / 2
+        variation = forecast.work_variation / 2
         if not present:
             # What is left of the queue when new capacity serves, which helps nobody who is gone by then.
             drain = max(0.0, drain - (1 - rate * mean / count) * ahead) if drain else 0.0
@@ -153,15 +170,15 @@ class Terms:
         if batch is not None:
             seconds.append(self._tpot_seconds(batch, batch * context, self._decoding(count)))
         floor = self._tpot_seconds(1, context, self.timing.decode)
-        measured = self._believed(Role.DECODE, self.demand.stages.tpot)
+        measured = self._believed.of(Role.DECODE, self.demand.stages.tpot)
         return self._term(Term.TPOT, Role.DECODE, count, objective, max(seconds, default=None), measured, floor)
 
     def _handover(self, count: int, running: int | None) -> TermLoad:
         objective = self.objectives.ttft_seconds * (1 - self.settings.prefill_share)
         stages = self.demand.stages
         # What the way itself takes; only waiting for room, on either side, shrinks with more instances.
-        way = self._sum(Role.DECODE, stages.bind, stages.transfer, stages.first_step)
-        waits = self._sum(Role.DECODE, stages.blocked, stages.admission)
+        way = self._believed.whole(Role.DECODE, stages.handover, stages.bind, stages.transfer, stages.first_step)
+        waits = self._believed.total(Role.DECODE, stages.blocked, stages.admission)
         measured = None if way is None and waits is None else (way or 0.0) + (waits or 0.0)
         predicted = self._room_seconds(count, running)
         return self._term(Term.HANDOVER, Role.DECODE, count, objective, predicted, measured, way or 0.0)
@@ -246,20 +263,6 @@ class Terms:
             return steps
         return steps and all(load.queued_uncached_tokens is not None and not blocked(load) for load in loads)
 
-    def _believed(self, role: Role, measurement: Measurement | None) -> float | None:
-        if measurement is None:
-            return None
-        return measurement.believed(
-            changed_age_seconds=self.demand.changed_age_seconds(role),
-            stale_after_seconds=self.settings.stale_after_seconds,
-            least_samples=self.settings.least_samples,
-        )
-
-    def _sum(self, role: Role, *measurements: Measurement | None) -> float | None:
-        """Sum of what is known: of percentiles, so rather too high than too low."""
-        seconds = [value for value in (self._believed(role, each) for each in measurements) if value is not None]
-        return sum(seconds) if seconds else None
-
     def _term(
         self,
         term: Term,
@@ -283,8 +286,3 @@ class Terms:
 
 def _total(values: Iterable[int | None]) -> int:
     return sum(value for value in values if value is not None and value >= 0)
-
-
-def _or_one(variation: float | None) -> float:
-    """What chance makes, where nothing is known."""
-    return 1.0 if variation is None else variation

@@ -26,7 +26,7 @@ _TREND = np.array([0.0, 0.0, 0.0, 3e-5, 3e-4, 0.0, 0.0])
 """By how much of a level per second its trend changes in the square root of a second, by model."""
 _TREND_SECONDS = 200.0
 """Time in which a trend that is not seen any more dies away."""
-_SWITCH = np.array([8e-4, 8e-4, 8e-4, 8e-4, 8e-4, 8e-5, 8e-5])
+_SWITCH = np.array([2e-3, 8e-4, 2e-4, 4e-4, 2e-4, 8e-5, 8e-5])
 """Probability that within a second this model comes to hold, whichever held before. Swings and jumps are what chance
 must not look like: at some times that, an hour of nothing but chance would see one."""
 _MOST_SWITCH_SECONDS = 60.0

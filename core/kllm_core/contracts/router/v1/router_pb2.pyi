@@ -16,6 +16,8 @@ class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STAGE_TRANSFER: _ClassVar[Stage]
     STAGE_TTFT: _ClassVar[Stage]
     STAGE_TPOT: _ClassVar[Stage]
+    STAGE_PREFILLED: _ClassVar[Stage]
+    STAGE_HANDOVER: _ClassVar[Stage]
 STAGE_UNSPECIFIED: Stage
 STAGE_QUEUE: Stage
 STAGE_PREFILL: Stage
@@ -23,6 +25,8 @@ STAGE_BIND: Stage
 STAGE_TRANSFER: Stage
 STAGE_TTFT: Stage
 STAGE_TPOT: Stage
+STAGE_PREFILLED: Stage
+STAGE_HANDOVER: Stage
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -159,7 +163,7 @@ class WatchServiceLevelsRequest(_message.Message):
     def __init__(self, interval_milliseconds: _Optional[int] = ...) -> None: ...
 
 class ServiceLevelReport(_message.Message):
-    __slots__ = ("sequence", "router_id", "interval_seconds", "arrivals", "rejected", "failed", "prompt_tokens", "cached_tokens", "output_tokens", "stages")
+    __slots__ = ("sequence", "router_id", "interval_seconds", "arrivals", "rejected", "failed", "prompt_tokens", "cached_tokens", "output_tokens", "stages", "prompt_token_squares", "waiting", "unshared")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +174,9 @@ class ServiceLevelReport(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    UNSHARED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     router_id: str
     interval_seconds: float
@@ -180,7 +187,10 @@ class ServiceLevelReport(_message.Message):
     cached_tokens: int
     output_tokens: int
     stages: _containers.RepeatedCompositeFieldContainer[StageLatency]
-    def __init__(self, sequence: _Optional[int] = ..., router_id: _Optional[str] = ..., interval_seconds: _Optional[float] = ..., arrivals: _Optional[int] = ..., rejected: _Optional[int] = ..., failed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageLatency, _Mapping]]] = ...) -> None: ...
+    prompt_token_squares: int
+    waiting: int
+    unshared: str
+    def __init__(self, sequence: _Optional[int] = ..., router_id: _Optional[str] = ..., interval_seconds: _Optional[float] = ..., arrivals: _Optional[int] = ..., rejected: _Optional[int] = ..., failed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageLatency, _Mapping]]] = ..., prompt_token_squares: _Optional[int] = ..., waiting: _Optional[int] = ..., unshared: _Optional[str] = ...) -> None: ...
 
 class StageLatency(_message.Message):
     __slots__ = ("stage", "counts", "sum_seconds")
