@@ -18,6 +18,7 @@ import choosing
 import pd
 import store
 import sweeps
+import truth_table
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "planner.md"
 _BEGIN, _END = "<!-- figures: written by `make bench-planner` -->\n", "<!-- end of figures -->\n"
@@ -146,6 +147,7 @@ def main() -> None:
         "### Start times, one pool": curve(),
         "### Two pools": two_pools(),
         "### What each part is worth": ablations(),
+        "### Simulated against real": truth_table.table(),
     }
     text = path.read_text()
     begin, end = text.index(_BEGIN) + len(_BEGIN), text.index(_END)

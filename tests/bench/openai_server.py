@@ -19,6 +19,7 @@ class Server:
         hanging: set once an answer hangs.
         answers_probes: whether requests without a stream are answered.
         tells_usage: whether answers hold token counts.
+        stages: what it tells of a request's stages, as kLLM's router does, to those that ask for it.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,8 @@ class Server:
         self.hanging = asyncio.Event()
         self.answers_probes = True
         self.tells_usage = True
+        self.stages: dict[str, float | None] = {}
+        self._tells_stages = False
         self.url = ""
         self._tasks: set[asyncio.Task] = set()
 
@@ -55,6 +58,7 @@ class Server:
         first, *lines = head.strip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         self.authorizations.append(headers.get("authorization"))
+        self._tells_stages = headers.get("x-kllm-timing") == "1"
         content = await reader.readexactly(int(headers.get("content-length", 0)))
         path = first.split(" ")[1]
         if path == "/v1/models":
@@ -102,6 +106,8 @@ class Server:
             _event(writer, {"choices": [{"delta": {}, "text": "", "finish_reason": "length"}]})
             if self.tells_usage:
                 _event(writer, {"choices": [], "usage": usage})
+            if self.stages and self._tells_stages:
+                writer.write(b": kllm " + json.dumps(self.stages).encode() + b"\n\n")
             writer.write(b"data: [DONE]\n\n")
         await writer.drain()
         return False

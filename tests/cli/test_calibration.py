@@ -121,6 +121,15 @@ async def test_an_endpoint_is_measured_into_a_file_that_simulations_take(tmp_pat
     assert "off by" in capsys.readouterr().out
 
 
+async def test_prefill_is_what_the_router_hears_of_the_instance_where_it_tells(tmp_path):
+    file = tmp_path / "engine.json"
+    async with Server().listening() as server:
+        server.gap, server.stages = 0.002, {"queue": 0.5, "prefill": 7.5, "transfer": None}
+        settings = Settings(url=server.url, lengths="40,80,160", batches="1,3", answer_tokens=16, repeats=1, out=file)
+        assert await command.calibrate(settings, settings.plan()) == 0
+    assert {point["seconds"] for point in json.loads(file.read_text())["calibration"]["prefill"]} == {7.5}
+
+
 async def test_what_an_engine_cannot_do_is_told_and_the_rest_is_fitted(tmp_path, capsys):
     file = tmp_path / "engine.json"
     async with Server().listening() as server:

@@ -62,12 +62,34 @@ def test_an_outcome_is_told_as_text_and_as_a_document_that_fits_its_schema(servi
     assert "attainment 100.0% of all that arrived" in result.stdout
 
 
+def test_prompts_are_computed_in_the_order_that_is_asked_for(service, tmp_path):
+    long = ("--ramp", "2:20", "--isl", "uniform:500-20000", "--osl", "20")
+    plain, fair = (
+        outcome(tmp_path, *long, "-f", service, "--policy", "static:1,1", "--prefill-order", order)
+        for order in ("fcfs", "fair")
+    )
+    assert fair["requests"] == plain["requests"]
+    assert fair["ttft_seconds"]["p50"] < plain["ttft_seconds"]["p50"]
+
+
 def test_static_counts_take_gpus_for_the_whole_time(service, tmp_path):
     document = outcome(tmp_path, *RAMP, "-f", service, "--policy", "static:1,2", "--price", "2,0.5")
     assert document["mean_replicas"] == {"prefill": 1, "decode": 2}
     assert document["gpu_seconds"] == pytest.approx(3 * document["simulated_seconds"], rel=1e-3)
     assert document["cost"] == pytest.approx(3 * document["simulated_seconds"], rel=1e-3)
     assert document["peak"] == 3
+
+
+def test_costs_are_told_by_the_prices_of_the_manifest_unless_others_are_given(service, tmp_path):
+    text = Path(service).read_text().replace("prefill: {", "prefill: {accelerator: {pricePerGpuHour: 6}, ")
+    priced = tmp_path / "priced.yaml"
+    priced.write_text(text)
+    run = (*RAMP, "-f", str(priced), "--policy", "static:1,2")
+
+    document = outcome(tmp_path, *run)
+    assert document["cost"] == pytest.approx(8 * document["simulated_seconds"], rel=1e-3)
+    document = outcome(tmp_path, *run, "--price", "1,1")
+    assert document["cost"] == pytest.approx(3 * document["simulated_seconds"], rel=1e-3)
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_one_another(service, tmp_path):
@@ -159,6 +181,7 @@ def test_an_interruption_ends_all_that_are_compared_and_keeps_what_they_had(serv
         ((*RAMP, "--failures", "soon"), "--failures: 'soon' must be deaths per hour"),
         ((*RAMP, "--failures", "router@5"), "--failures: 'router@5'"),
         ((*RAMP, "--price", "1"), "--price: '1' must be two numbers"),
+        ((*RAMP, "--prefill-order", "lifo"), "--prefill-order"),
         ((*RAMP, "--initial", "9,1"), "initial must be 0 to 4, got 9"),
         ((*RAMP, "--json", "/nowhere/x.json"), "--json: /nowhere/x.json cannot be written"),
     ],

@@ -20,8 +20,8 @@ def engine(duty=Duty.BOTH, **changes) -> Engine:
     return Engine(spec(**changes), duty)
 
 
-def job(prompt=100, output=10, blocks=(), tag=None) -> Job:
-    return Job(tag, prompt, output, tuple(blocks))
+def job(prompt=100, output=10, blocks=(), tag=None, brought=0) -> Job:
+    return Job(tag, prompt, output, tuple(blocks), brought)
 
 
 class Driver:

@@ -1,5 +1,6 @@
 """One engine: order and length of its steps, its KV, and its decode steps jumped as if stepped."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -42,13 +43,33 @@ def test_a_prompt_that_comes_during_a_step_waits_for_its_end():
 
 
 def test_an_order_decides_which_prompt_comes_first():
-    shortest = Engine(spec(), Duty.PREFILL, order=lambda waiting, now: sorted(waiting, key=lambda j: j.prompt_tokens))
-    driver = Driver(shortest)
+    def shortest(prompts, tokens):
+        return [(each, tokens) for each in sorted(prompts, key=lambda each: each.prompt_tokens)]
+
+    driver = Driver(Engine(spec(), Duty.PREFILL, turns=shortest))
     busy, long, short = job(1000), job(1000), job(500)
     driver.submit(0.0, busy)
     driver.submit(0.01, long, short)
     done = driver.run().times(Kind.PREFILLED)
     assert done[short] < done[long]
+
+
+def test_a_prompt_in_work_can_give_way_between_two_chunks():
+    def short_ones_first(prompts, tokens):
+        return sorted(((each, tokens) for each in prompts), key=lambda pair: pair[0].prompt_tokens > tokens)
+
+    driven = Engine(spec(), Duty.PREFILL, turns=short_ones_first)
+    driver = Driver(driven)
+    long, short = job(3000), job(1000)
+    driver.submit(0.0, long)
+    driver.submit(0.05, short)
+    driver.run(until=0.05)
+    assert (driven.load(0.05).queued_tokens, driven.load(0.05).running_requests) == (4000, 1)
+    done = driver.run().times(Kind.PREFILLED)
+    assert done[short] == pytest.approx(2 * P.seconds(1000))
+    rest = P.seconds(1000, 1000) + P.seconds(1000, 2000)
+    assert done[long] == pytest.approx(2 * P.seconds(1000) + rest)
+    assert driven.is_empty
 
 
 def test_what_is_cached_is_not_computed_again():
@@ -107,6 +128,33 @@ def test_tokens_come_with_the_steps_of_the_batch():
     assert driver.times(Kind.ADMITTED)[only] == 0.0
     assert driver.times(Kind.FIRST)[only] == pytest.approx(0.5 + steps[0])
     assert driver.times(Kind.FINISHED)[only] == pytest.approx(0.5 + sum(steps))
+
+
+def test_a_token_that_comes_with_the_kv_shows_on_joining_and_takes_no_step():
+    driver = Driver(engine(Duty.DECODE), transfer=0.5)
+    only, whole = job(1000, output=20, brought=1), job(500, output=1, brought=1)
+    driver.submit(0.0, only)
+    driver.submit(0.1, whole)
+    driver.run()
+    steps = [D.seconds(1, 1001 + done) for done in range(19)]
+    assert driver.times(Kind.FIRST)[only] == pytest.approx(0.5)
+    assert driver.times(Kind.FINISHED)[only] == pytest.approx(0.5 + sum(steps))
+    assert 0.6 <= driver.times(Kind.FIRST)[whole] == driver.times(Kind.FINISHED)[whole] <= 0.6 + steps[-1]
+    assert driver.engine.pool.used == pytest.approx(0.0)
+
+
+def test_room_is_given_between_two_steps():
+    driver = Driver(engine(Duty.DECODE))
+    first, second = job(1000, output=100), job(500, output=5)
+    driver.submit(0.0, first)
+    driver.submit(0.101, second)
+    driver.run()
+    at = 0.0
+    for done in itertools.count():
+        at += D.seconds(1, 1000 + done)
+        if at > 0.101:
+            break
+    assert driver.times(Kind.ADMITTED)[second] == pytest.approx(at)
 
 
 def test_one_that_joins_waits_for_the_end_of_the_step_that_goes_on():

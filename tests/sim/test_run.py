@@ -10,7 +10,16 @@ from sim.scenarios import ENGINE, TIMING, joined, poisson, scenario
 from kllm.bench.plan import Planned
 from kllm.sim.laws.base import Pool
 from kllm.sim.run import simulate
-from kllm.sim.scenario import Failure, Failures, Link, RouterSetup, Routing, ScenarioError, StartTimes
+from kllm.sim.scenario import (
+    Failure,
+    Failures,
+    Link,
+    PrefillOrder,
+    RouterSetup,
+    Routing,
+    ScenarioError,
+    StartTimes,
+)
 from kllm_core.objectives import Binding
 from kllm_core.timing import DecodeTiming, EngineTiming, PrefillTiming
 
@@ -28,11 +37,11 @@ def alone(prompt=1000, output=50, **fields):
 
 def test_a_request_alone_takes_its_prefill_its_transfer_and_its_steps():
     outcome = alone(link=QUICK_LINK)
-    steps = [D.seconds(1, 1000 + done) for done in range(50)]
-    assert outcome.ttft.p50 == pytest.approx(P.seconds(1000) + 0.02 + 1000 * 1e-5 + steps[0])
-    assert outcome.tpot.p50 == pytest.approx(sum(steps[1:]) / 49)
+    steps = [D.seconds(1, 1001 + done) for done in range(49)]
+    assert outcome.ttft.p50 == pytest.approx(P.seconds(1000) + 0.02 + 1000 * 1e-5)
+    assert outcome.tpot.p50 == pytest.approx(sum(steps) / 49)
     assert outcome.stages["prefill"].p50 == pytest.approx(P.seconds(1000))
-    assert outcome.stages["transfer"].p50 == pytest.approx(0.03 + steps[0])
+    assert outcome.stages["transfer"].p50 == pytest.approx(0.03)
     assert outcome.stages["queue"].p50 == outcome.stages["bind"].p50 == pytest.approx(0.0)
     assert outcome.attainment.both == 1.0
 
@@ -53,9 +62,39 @@ def test_transfers_at_one_time_share_a_link_only_where_links_are_shared():
     slow = Link(0.0, 1e-3)
     plain = simulate(scenario(load, link=replace(slow, shared=False)))
     shared = simulate(scenario(load, link=slow))
-    # The first prompt is computed alone, the others together; then the link is busy until all four are over.
-    together = P.batch_seconds([(1000, 0)] * 3)
-    assert max_of(shared) - max_of(plain) == pytest.approx(4.0 - together - 1.0)
+    # The first prompt is computed alone, and sent after the step of the others: all four are sent at one time.
+    assert max_of(shared) - max_of(plain) == pytest.approx(4.0 - 1.0)
+
+
+def test_prefill_sends_what_was_bound_late_after_the_step_that_goes_on():
+    load = (Planned(0, 0.0, 1000, 2), Planned(1, 0.01, 2000, 2))
+    late = simulate(scenario(load, link=Link(0.0, 0.0)))
+    early = simulate(scenario(load, link=Link(0.0, 0.0), router=RouterSetup(binding=Binding.EARLY)))
+    assert max_of(late) == pytest.approx(P.seconds(2000), rel=0.02)
+    assert late.ttft.p50 - early.ttft.p50 == pytest.approx(P.seconds(2000) / 2, rel=0.02)
+
+
+def test_short_prompts_pass_long_ones_in_the_engines_own_order():
+    load = (Planned(0, 0.0, 16_000, 2), *(Planned(number, 0.1 * number, 500, 2) for number in range(1, 8)))
+    plain, fair = (simulate(scenario(load, prefill_order=order)) for order in PrefillOrder)
+    assert fair.ttft.p50 < 0.7 * plain.ttft.p50
+    assert fair.requests.finished == plain.requests.finished == 8
+
+
+def test_messages_between_router_and_engines_take_their_time():
+    plain, slow = alone(link=QUICK_LINK), alone(link=QUICK_LINK, router=RouterSetup(hop_seconds=0.1))
+    assert slow.stages["queue"].p50 == pytest.approx(0.2)
+    assert slow.stages["transfer"].p50 == pytest.approx(plain.stages["transfer"].p50 + 0.2)
+    assert slow.ttft.p50 == pytest.approx(plain.ttft.p50 + 0.4)
+    assert slow.tpot.p50 == pytest.approx(plain.tpot.p50)
+    one = alone(policy="static:1", router=RouterSetup(hop_seconds=0.1))
+    assert one.ttft.p50 == pytest.approx(P.seconds(1000) + 0.2)
+
+
+def test_an_answer_of_one_token_takes_no_decode_step():
+    outcome = alone(output=1, link=QUICK_LINK)
+    assert outcome.requests.finished == 1
+    assert outcome.ttft.p50 == pytest.approx(P.seconds(1000) + 0.03)
 
 
 def test_a_single_server_waits_as_the_formula_of_its_queue_says():
@@ -114,10 +153,13 @@ _ADMITTED_WHILE_ITS_PREFILL_INSTANCE_DIES = [
 ]  # fmt: skip
 
 
-@given(loads, st.sampled_from(["static:1,1", "static:2,2", "static:2"]), st.sampled_from(list(Binding)), st.booleans())
-@example(_ADMITTED_WHILE_ITS_PREFILL_INSTANCE_DIES, "static:2,2", Binding.EARLY, True)
+@given(
+    loads, st.sampled_from(["static:1,1", "static:2,2", "static:2"]), st.sampled_from(list(Binding)), st.booleans(),
+    st.sampled_from([0.0, 0.03]), st.sampled_from(list(PrefillOrder)),
+)  # fmt: skip
+@example(_ADMITTED_WHILE_ITS_PREFILL_INSTANCE_DIES, "static:2,2", Binding.EARLY, True, 0.0, PrefillOrder.FCFS)
 @settings(max_examples=60, deadline=None)
-def test_every_request_ends_once_and_nothing_is_left(load, policy, binding, fails):
+def test_every_request_ends_once_and_nothing_is_left(load, policy, binding, fails, hop, order):
     ordered = sorted(load)
     requests = tuple(
         Planned(index, at / 1000, prompt, output, tuple(family * 100 + n for n in range(prompt // 100)))
@@ -130,8 +172,9 @@ def test_every_request_ends_once_and_nothing_is_left(load, policy, binding, fail
     engine = replace(ENGINE, kv_tokens=6000, reserve_tokens=20)
     outcome = simulate(
         scenario(
-            requests, policy, engine=engine, starts=StartTimes(new=1.0), router=RouterSetup(binding=binding),
-            failures=Failures(scripted=deaths if fails else ()),
+            requests, policy, engine=engine, starts=StartTimes(new=1.0),
+            router=RouterSetup(binding=binding, hop_seconds=hop),
+            failures=Failures(scripted=deaths if fails else ()), prefill_order=order,
         )
     )  # fmt: skip
     told = outcome.requests

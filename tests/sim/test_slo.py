@@ -9,6 +9,7 @@ from kllm.sim import planning
 from kllm.sim.laws.base import Pool
 from kllm.sim.run import simulate
 from kllm.sim.scenario import Failure, Failures, StartTimes
+from kllm_core.objectives import Objectives
 from kllm_operator.loop.control import Control
 from kllm_operator.loop.settings import LoopSettings
 
@@ -66,11 +67,12 @@ def test_slots_make_starts_quick_and_are_paid_for():
 
 
 def test_instances_flip_when_the_work_turns():
-    prompts = poisson(18.0, 150, prompt=1000, output=2, seed=1)
+    prompts = poisson(20.0, 150, prompt=1000, output=2, seed=1)
     answers = poisson(3.0, 200, prompt=100, output=1500, seed=2, start=150)
     outcome = slo(
-        joined(prompts, answers), gpu_budget=5, starts=StartTimes(new=120.0, switch=1.0), initial=2, engine=ENGINE
-    )
+        joined(prompts, answers), gpu_budget=5, starts=StartTimes(new=120.0, switch=1.0), initial=2, engine=ENGINE,
+        objectives=Objectives(2.0, 0.05, 90),
+    )  # fmt: skip
     assert outcome.flips >= 1
     assert outcome.peak <= 5
 

@@ -20,6 +20,8 @@ from kllm.bench.row import Row, Status
 Clock = Callable[[], float]
 
 _PROBE_CHARACTERS = (80, 640)
+_STAGES = ": kllm "
+"""Begins the comment in a stream that tells its stages."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Target:
         is_chat: chat completions, else completions.
         ignores_eos: ask the server not to end an answer early; a field of SGLang and vLLM.
         timeout: seconds for a whole request.
+        tells_stages: have kLLM's router tell what each stage of a request took.
     """
 
     url: str
@@ -40,6 +43,7 @@ class Target:
     is_chat: bool = False
     ignores_eos: bool = True
     timeout: float = 120.0
+    tells_stages: bool = False
 
     @property
     def path(self) -> str:
@@ -60,6 +64,8 @@ class Client:
         headers = {"content-type": "application/json"}
         if target.api_key is not None:
             headers["authorization"] = f"Bearer {target.api_key}"
+        if target.tells_stages:
+            headers["x-kllm-timing"] = "1"
         self._url = _url(target.url)
         self._headers = headers
         self._tls = httpx2.create_ssl_context(trust_env=False)
@@ -170,10 +176,7 @@ class Client:
     async def _read(self, response: httpx2.Response, row: Row, clock: Clock) -> None:
         pieces = 0
         has_ended = False
-        async for line in response.aiter_lines():
-            if not line.startswith("data:"):
-                continue
-            data = line[5:].strip()
+        async for data in _events(response, row):
             if data == "[DONE]":
                 has_ended = True
                 continue
@@ -247,6 +250,22 @@ def _url(text: str) -> httpx2.URL:
         return httpx2.URL(text)
     except httpx2.InvalidURL as error:
         raise OptionError("--url", f"{text!r} is no address: {error}; use http://HOST:PORT") from error
+
+
+async def _events(response: httpx2.Response, row: Row) -> AsyncIterator[str]:
+    """Data of a stream; stages that are told in between go into the row."""
+    async for line in response.aiter_lines():
+        if line.startswith("data:"):
+            yield line[5:].strip()
+        elif line.startswith(_STAGES):
+            # One that a broken stream has cut is no JSON; that it broke is told anyway.
+            with contextlib.suppress(ValueError):
+                row.stages = _stages(line.removeprefix(_STAGES))
+
+
+def _stages(text: str) -> dict[str, float]:
+    """Seconds by stage; those that are not known are left out."""
+    return {name: seconds for name, seconds in json.loads(text).items() if seconds is not None}
 
 
 def _closes(chunk: dict[str, Any]) -> bool:

@@ -20,6 +20,7 @@ class Planned:
         index: its place in the plan, which its prompt depends on.
         at: seconds from the beginning.
         blocks: ids of the prompt's blocks of 512 tokens; without, the prompt is like no other.
+        key: of the client that sends it; the simulator's router is fair between them.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Planned:
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+    key: str = ""
 
 
 def generators(seed: int) -> tuple[np.random.Generator, np.random.Generator, np.random.Generator]:

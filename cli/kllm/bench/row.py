@@ -32,6 +32,7 @@ class Row:
         message: what the server or the connection said.
         keeps_times: write down when each piece of the answer came, too.
         times: when each did, if so.
+        stages: seconds that its stages took, as kLLM's router tells them where it is asked to.
     """
 
     index: int
@@ -49,6 +50,7 @@ class Row:
     message: str | None = None
     keeps_times: bool = False
     times: list[float] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def ttft(self) -> float | None:

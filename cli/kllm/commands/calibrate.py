@@ -50,7 +50,9 @@ async def calibrate(settings: Settings, plan: Plan) -> int:
         FitError: not enough was measured.
         OSError: the file cannot be written.
     """
-    target = Target(settings.url or "", model=settings.model, api_key=settings.api_key, timeout=settings.timeout)
+    target = Target(
+        settings.url or "", model=settings.model, api_key=settings.api_key, timeout=settings.timeout, tells_stages=True
+    )  # fmt: skip
     async with Client(target) as client:
         probe = Probe(client, seed=settings.seed, tell=_tell)
         is_whole = await _until_signalled(probe, plan)

@@ -12,7 +12,6 @@ from typing import Any
 from kllm.bench.exceptions import OptionError
 from kllm.bench.files import check_new_file, write_json
 from kllm.commands.up import load
-from kllm.history.recorder import Recorder
 from kllm.sim.compare import default_jobs, interruptible, run_all
 from kllm.sim.offered import Offered
 from kllm.sim.options import Options
@@ -24,6 +23,7 @@ from kllm.sim.run import simulate
 from kllm.sim.scenario import SLO, Scenario, ScenarioError
 from kllm.sim.texts import parse_policies
 from kllm.tables import new_console, new_table
+from kllm_operator.history.recorder import Recorder
 
 _INTERRUPTED = 130
 

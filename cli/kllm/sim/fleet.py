@@ -9,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 
 from kllm.sim.agenda import Agenda
+from kllm.sim.fair import FairTurns
 from kllm.sim.instances import Instance
 from kllm.sim.laws.base import Pool
 from kllm.sim.ledger import Ledger
-from kllm.sim.scenario import Scenario
+from kllm.sim.scenario import PrefillOrder, Scenario
 from kllm_core.engine_model.engine import Engine
 from kllm_core.engine_model.spec import Duty
 from kllm_core.fleet import InstanceState
@@ -45,6 +46,7 @@ class Fleet:
     def __init__(self, scenario: Scenario, agenda: Agenda) -> None:
         self._agenda, self._setups = agenda, scenario.pools
         self._times = scenario.starts
+        self._is_fair = scenario.prefill_order is PrefillOrder.FAIR
         self._budget = scenario.gpu_budget
         starts, deaths = np.random.SeedSequence(scenario.seed).spawn(2)
         self._start_draws, self._death_draws = np.random.default_rng(starts), np.random.default_rng(deaths)
@@ -202,7 +204,8 @@ class Fleet:
 
     def _serve(self, instance: Instance) -> None:
         instance.state, instance.message, instance.pending = InstanceState.SERVING, "serves", None
-        instance.engine = Engine(self._setups[instance.pool].engine, _DUTIES[instance.pool])
+        spec = self._setups[instance.pool].engine
+        instance.engine = Engine(spec, _DUTIES[instance.pool], turns=FairTurns(spec) if self._is_fair else None)
         if self._death_seconds < math.inf:
             # Drawn anew for each engine: an exponential time has no memory.
             incarnation = instance.incarnation

@@ -23,6 +23,7 @@ class Flight:
         decode: where it generates, or is to.
         generated: tokens of earlier attempts, which are a part of the prompt.
         is_counted: it came when counting had begun.
+        key: of the client that sent it.
         parked_at: its KV was complete, at first.
         prefill_seconds: that it was computed for.
         first_at: its first token; in the future while its first step goes on.
@@ -34,6 +35,7 @@ class Flight:
     output_tokens: int
     blocks: tuple[int, ...] = ()
     is_counted: bool = True
+    key: str = ""
     status: Status = Status.UNFINISHED
     error: str = ""
     prefill: Instance | None = None

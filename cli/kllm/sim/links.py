@@ -34,16 +34,17 @@ class Links:
         self._agenda, self._link = agenda, link
         self._on: dict[str, dict[Transfer, None]] = {}
 
-    def send(self, ends: tuple[str, ...], tokens: float, then: Callable[[], None]) -> Transfer:
+    def send(self, ends: tuple[str, ...], tokens: float, then: Callable[[], None], *, wait: float = 0.0) -> Transfer:
         """Begin a transfer.
 
         Args:
             ends: instances whose links it uses.
             tokens: whose KV it is.
             then: called when it is there.
+            wait: seconds until it begins.
         """
         transfer = Transfer(ends, tokens, then)
-        transfer.entry = self._agenda.after(self._link.base_seconds, lambda: self._flow(transfer))
+        transfer.entry = self._agenda.after(wait + self._link.base_seconds, lambda: self._flow(transfer))
         return transfer
 
     def call_off(self, transfer: Transfer) -> None:
@@ -51,10 +52,6 @@ class Links:
         if transfer.entry is not None:
             transfer.entry.cancel()
         self._leave(transfer)
-
-    def estimate(self, tokens: float) -> float:
-        """Seconds that a transfer takes alone."""
-        return self._link.base_seconds + tokens * self._link.seconds_per_token
 
     def _flow(self, transfer: Transfer) -> None:
         if not self._link.shared:

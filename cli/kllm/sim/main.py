@@ -81,7 +81,10 @@ DecodeEngine = Annotated[
 ]
 Price = Annotated[
     str | None,
-    typer.Option(help="Of a GPU, PREFILL,DECODE or one number; costs are GPU time times it.", rich_help_panel=_SERVICE),
+    typer.Option(
+        help="Of a GPU, PREFILL,DECODE or one number; costs are GPU time times it. Left out: the manifest's.",
+        rich_help_panel=_SERVICE,
+    ),
 ]
 StartSeconds = Annotated[
     float, typer.Option(min=0, help="From the decision to a serving instance.", rich_help_panel=_SERVICE)
@@ -98,7 +101,18 @@ Failing = Annotated[
     ),
 ]  # fmt: skip
 Routed = Annotated[
-    str, typer.Option("--routing", help="kllm, least-load or round-robin.", rich_help_panel=_SERVICE)
+    str,
+    typer.Option(
+        "--routing", help="kllm, least-load, round-robin, or as dynamo, cache-aware (SMG) or llm-d.",
+        rich_help_panel=_SERVICE,
+    ),
+]  # fmt: skip
+Ordered = Annotated[
+    str,
+    typer.Option(
+        "--prefill-order", help="fcfs, or fair: the engines' own; it takes longer where queues are long.",
+        rich_help_panel=_SERVICE,
+    ),
 ]  # fmt: skip
 Policy = Annotated[
     str,
@@ -156,6 +170,7 @@ def simulate(
     start_spread: StartSpread = 0.0,
     failures: Failing = None,
     routing: Routed = "kllm",
+    prefill_order: Ordered = "fcfs",
     policy: Policy = "slo",
     knobs: Knobs = None,
     cold: Cold = False,
@@ -181,8 +196,8 @@ def simulate(
         trace=trace, ramp=ramp, isl=isl, osl=osl, arrivals=arrivals, window=window, limit=limit, speed=speed,
         scale_rate=scale_rate, pool=pool, bounds=bounds, initial=initial, engine=engine, decode_engine=decode_engine,
         price=price, start_seconds=start_seconds, slot_seconds=slot_seconds, start_spread=start_spread,
-        failures=failures, routing=routing, cold=cold, grace=grace, count_from=count_from, knobs=tuple(knobs or ()),
-        seed=seed, json=json, plot=plot,
+        failures=failures, routing=routing, prefill_order=prefill_order, cold=cold, grace=grace, count_from=count_from,
+        knobs=tuple(knobs or ()), seed=seed, json=json, plot=plot,
     )  # fmt: skip
     raise typer.Exit(command.run(_named(file), options, policy, record=record))
 
@@ -217,6 +232,7 @@ def compare(
     start_spread: StartSpread = 0.0,
     failures: Failing = None,
     routing: Routed = "kllm",
+    prefill_order: Ordered = "fcfs",
     knobs: Knobs = None,
     cold: Cold = False,
     grace: Grace = 600.0,
@@ -234,26 +250,26 @@ def compare(
         trace=trace, ramp=ramp, isl=isl, osl=osl, arrivals=arrivals, window=window, limit=limit, speed=speed,
         scale_rate=scale_rate, pool=pool, bounds=bounds, initial=initial, engine=engine, decode_engine=decode_engine,
         price=price, start_seconds=start_seconds, slot_seconds=slot_seconds, start_spread=start_spread,
-        failures=failures, routing=routing, cold=cold, grace=grace, count_from=count_from, knobs=tuple(knobs or ()),
-        seed=seed, json=json, plot=plot,
+        failures=failures, routing=routing, prefill_order=prefill_order, cold=cold, grace=grace, count_from=count_from,
+        knobs=tuple(knobs or ()), seed=seed, json=json, plot=plot,
     )  # fmt: skip
     raise typer.Exit(command.compare(_named(file), options, policies, jobs=jobs))
 
 
-def _options(*, arrivals: str, pool: str, routing: str, **values: object) -> Options:
+def _options(*, arrivals: str, pool: str, routing: str, prefill_order: str, **values: object) -> Options:
     from kllm.bench.arrivals import Arrivals  # noqa: PLC0415
     from kllm.sim.options import Options  # noqa: PLC0415
-    from kllm.sim.scenario import Routing  # noqa: PLC0415
+    from kllm.sim.scenario import PrefillOrder, Routing  # noqa: PLC0415
 
     for option, value, known in (
         ("--arrivals", arrivals, tuple(Arrivals)), ("--pool", pool, ("pd", "one")),
-        ("--routing", routing, tuple(Routing)),
+        ("--routing", routing, tuple(Routing)), ("--prefill-order", prefill_order, tuple(PrefillOrder)),
     ):  # fmt: skip
         if value not in known:
             raise typer.BadParameter(f"{value!r} must be {' or '.join(known)}", param_hint=option)
     return Options(
         arrivals=Arrivals(arrivals), one_pool=pool == "one", routing=Routing(routing),
-        **values,  # type: ignore[arg-type]  # as typer has checked them
+        prefill_order=PrefillOrder(prefill_order), **values,  # type: ignore[arg-type]  # as typer has checked them
     )  # fmt: skip
 
 

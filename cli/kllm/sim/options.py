@@ -20,6 +20,7 @@ from kllm.sim.offered import Offered, Part, of_ramp, of_trace, parse_ramp, parse
 from kllm.sim.scenario import (
     SLO,
     PoolSetup,
+    PrefillOrder,
     RouterSetup,
     Routing,
     Scenario,
@@ -61,6 +62,7 @@ class Options:
     start_spread: float = 0.0
     failures: str | None = None
     routing: Routing = Routing.KLLM
+    prefill_order: PrefillOrder = PrefillOrder.FCFS
     cold: bool = False
     grace: float = 600.0
     count_from: float = 0.0
@@ -130,6 +132,7 @@ class Options:
                 loop=_loop(service, knobs if policy == SLO else {}),
                 warm=not self.cold,
                 duration=offered.seconds,
+                prefill_order=self.prefill_order,
                 grace=self.grace,
                 count_from=self.count_from,
                 seed=self.seed,
@@ -159,7 +162,7 @@ class Options:
                 raise OptionError(option, f"{value:g} must be a number above 0")
 
     def _pools(self, service: InferenceService) -> dict[Pool, PoolSetup]:
-        prices = parse_numbers("--price", self.price, default=1.0, one_pool=self.one_pool)
+        prices = None if self.price is None else parse_numbers("--price", self.price, one_pool=self.one_pool)
         initial = None if self.initial is None else parse_numbers("--initial", self.initial, one_pool=self.one_pool)
         if self.one_pool:
             pools = {Pool.ONE: self._one_pool(service)}
@@ -167,8 +170,12 @@ class Options:
             flippable = _is_flippable(service)
             pools = {pool: self._role_pool(service, pool, flippable=flippable) for pool in _POOLS}
         return {
-            pool: replace(setup, price=price, initial=None if initial is None else int(initial[place]))
-            for place, ((pool, setup), price) in enumerate(zip(pools.items(), prices, strict=True))
+            pool: replace(
+                setup,
+                price=setup.price if prices is None else prices[place],
+                initial=None if initial is None else int(initial[place]),
+            )
+            for place, (pool, setup) in enumerate(pools.items())
         }
 
     def _one_pool(self, service: InferenceService) -> PoolSetup:
@@ -179,7 +186,8 @@ class Options:
         if self.bounds is not None:
             least, most = parse_bounds(self.bounds)
         made = _engine("--engine", self.engine, service, Role.DECODE)
-        return PoolSetup(made, least, most, gpus=max(1, spec.decode.accelerator.count))
+        accelerator = spec.decode.accelerator
+        return PoolSetup(made, least, most, gpus=max(1, accelerator.count), price=accelerator.price_per_gpu_hour)
 
     def _role_pool(self, service: InferenceService, pool: Pool, *, flippable: bool) -> PoolSetup:
         role = _POOLS[pool]
@@ -189,7 +197,7 @@ class Options:
         can_flip = flippable and self.decode_engine is None
         return PoolSetup(
             replace(made, flippable=can_flip), spec.min_replicas, spec.max_replicas,
-            gpus=max(1, spec.accelerator.count), slots=spec.slots,
+            gpus=max(1, spec.accelerator.count), slots=spec.slots, price=spec.accelerator.price_per_gpu_hour,
         )  # fmt: skip
 
 
@@ -242,7 +250,8 @@ def _count(value: object) -> int | None:
 def _is_flippable(service: InferenceService) -> bool:
     """Whether engines of both roles can change into one another; see docs/engine.md."""
     spec = service.spec
-    alike = spec.prefill.parallelism == spec.decode.parallelism and spec.prefill.accelerator == spec.decode.accelerator
+    hardware = {(each.accelerator.resource_name, each.accelerator.count) for each in (spec.prefill, spec.decode)}
+    alike = spec.prefill.parallelism == spec.decode.parallelism and len(hardware) == 1
     parts = spec.decode.parallelism
     plain = parts.data == parts.pipeline == parts.expert == parts.context == 1
     return alike and plain and spec.transfer_backend is TransferBackend.MOONCAKE

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 
-from kllm.history.recorder import Recorder
 from kllm.sim.agenda import Agenda
 from kllm.sim.fleet import Fleet
 from kllm.sim.laws.base import Pool
@@ -18,6 +17,7 @@ from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts
 from kllm_core.timing import EngineTiming
 from kllm_operator.fleet.levels import LevelReport
+from kllm_operator.history.recorder import Recorder
 from kllm_operator.loop.control import Control, Scaled
 from kllm_operator.loop.events import Event, Planned
 from kllm_operator.loop.report import Report

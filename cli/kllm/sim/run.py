@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from kllm.bench.row import Status
-from kllm.history.recorder import Recorder
 from kllm.sim import tally
 from kllm.sim.agenda import Agenda
 from kllm.sim.fleet import Fleet
@@ -15,8 +14,9 @@ from kllm.sim.outcome import Decision, Outcome, Point, Speed
 from kllm.sim.planning import Planning, counts
 from kllm.sim.reactive import Reactive
 from kllm.sim.scenario import SLO, Scenario
-from kllm.sim.traffic import Traffic
+from kllm.sim.traffic import Listener, Traffic
 from kllm_core.fleet import InstanceState
+from kllm_operator.history.recorder import Recorder
 from kllm_operator.loop.account import why_document
 from kllm_operator.loop.events import Planned, load_document
 
@@ -33,6 +33,7 @@ def simulate(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     recorder: Recorder | None = None,
+    listener: Listener | None = None,
 ) -> Outcome:
     """Run a scenario. The same scenario has the same outcome, but for its `speed`.
 
@@ -41,12 +42,16 @@ def simulate(
         progress: told now and then of simulated seconds and of requests that have ended.
         stop: asked now and then; once it says yes, what has happened by then is the outcome.
         recorder: writes down what `slo` decides from; None: nobody does.
+        listener: hears of each request; None: nobody does.
 
     Raises:
         ScenarioError: it cannot be run; the text names the field.
         ValueError: there is no such law or knob.
     """
-    return _Run(scenario, progress, stop, recorder).whole()
+    run = _Run(scenario, progress, stop, recorder)
+    if listener is not None:
+        run.traffic.subscribe(listener)
+    return run.whole()
 
 
 class _Run:

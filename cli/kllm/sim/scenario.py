@@ -12,6 +12,7 @@ from kllm.sim.laws.base import Pool
 from kllm_core.engine_model.spec import EngineSpec
 from kllm_core.objectives import Binding, Objectives
 from kllm_operator.loop.settings import LoopSettings
+from kllm_router.scheduling.admission import AdmissionSettings
 
 SLO = "slo"
 """The policy that is the operator's own loop."""
@@ -29,6 +30,21 @@ class Routing(enum.StrEnum):
     LEAST_LOAD = "least-load"
     """The instance with the fewest requests."""
     ROUND_ROBIN = "round-robin"
+    DYNAMO = "dynamo"
+    """The cost of Dynamo's KV router."""
+    CACHE_AWARE = "cache-aware"
+    """The policy of SMG (sglang-router)."""
+    LLM_D = "llm-d"
+    """The weights of llm-d's guides."""
+
+
+class PrefillOrder(enum.StrEnum):
+    """Which prompts enter a prefill step."""
+
+    FCFS = "fcfs"
+    """As they came, each to its end: SGLang's own order."""
+    FAIR = "fair"
+    """The engines' own policy, `kllm_engine.policy.fair_prefill`."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,8 @@ class RouterSetup:
         wait_seconds: for which a request waits while no instance of a role serves, before it is rejected.
         park_seconds: for which a prefilled request waits for a decode instance, before it fails.
         attempts: of a request whose instances die, the first included.
+        admission: who is let in.
+        hop_seconds: of a message between the router and an engine's scheduler, either way.
     """
 
     routing: Routing = Routing.KLLM
@@ -124,6 +142,12 @@ class RouterSetup:
     wait_seconds: float = 5.0
     park_seconds: float = 120.0
     attempts: int = 3
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    hop_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hop_seconds < math.inf:
+            raise ScenarioError(f"router.hop_seconds must be at least 0, got {self.hop_seconds}")
 
 
 @dataclass(frozen=True)
@@ -161,6 +185,7 @@ class Scenario:
         loop: settings of the operator's loop, for `slo`.
         warm: the operator's loop knows the engines' timing and what starts take; otherwise it learns them.
         duration: seconds of the load; None: until the last request arrives.
+        prefill_order: of prompts on each engine.
         grace: seconds after it in which requests may still end; those that do not are unfinished.
         count_from: requests that arrive before, and GPU time before, are not counted.
         sample_seconds: between two points of the timeline.
@@ -180,6 +205,7 @@ class Scenario:
     loop: LoopSettings = field(default_factory=LoopSettings)
     warm: bool = True
     duration: float | None = None
+    prefill_order: PrefillOrder = PrefillOrder.FCFS
     grace: float = 600.0
     count_from: float = 0.0
     sample_seconds: float = 10.0

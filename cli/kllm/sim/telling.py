@@ -20,6 +20,8 @@ _INTERVAL_SECONDS = 1.0
 """Between two reports, as the operator subscribes to them."""
 _ROUTER = "router"
 _BUCKETS = len(LATENCY_BOUNDS_SECONDS) + 1
+_TOGETHER = {"prefilled": ("queue", "prefill"), "handover": ("bind", "transfer")}
+"""Stages that the router also tells as one."""
 
 
 class _Interval:
@@ -27,6 +29,7 @@ class _Interval:
 
     def __init__(self) -> None:
         self.arrivals = self.prompt_tokens = self.cached_tokens = self.output_tokens = self.failed = self.rejected = 0
+        self.prompt_token_squares = 0
         self.counts: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
 
@@ -43,7 +46,7 @@ class _Interval:
         stages = {name: StageCounts(tuple(counts), self.seconds[name]) for name, counts in self.counts.items()}
         return LevelReport(
             _ROUTER, now, _INTERVAL_SECONDS, self.arrivals, self.prompt_tokens, self.cached_tokens,
-            self.output_tokens, self.failed, self.rejected, stages,
+            self.output_tokens, self.failed, self.rejected, stages, self.prompt_token_squares,
         )  # fmt: skip
 
 
@@ -78,6 +81,7 @@ class SimulatedHeard:
         """A request has come."""
         self._interval.arrivals += 1
         self._interval.prompt_tokens += flight.input_tokens
+        self._interval.prompt_token_squares += flight.input_tokens**2
 
     def showed(self, flight: Flight) -> None:
         """Nothing is told before a request ends."""
@@ -91,8 +95,12 @@ class SimulatedHeard:
             return
         interval.cached_tokens += flight.cached_tokens
         interval.output_tokens += flight.output_tokens
-        for stage, seconds in flight.stages.items():
+        stages = flight.stages
+        for stage, seconds in stages.items():
             interval.add(stage, seconds)
+        for whole, parts in _TOGETHER.items():
+            if all(part in stages for part in parts):
+                interval.add(whole, sum(stages[part] for part in parts))
 
     # --- the loop
 

@@ -48,15 +48,13 @@ def parse_failures(text: str) -> Failures:
     return Failures(per_hour, tuple(sorted(scripted, key=lambda failure: failure.at)))
 
 
-def parse_numbers(option: str, text: str | None, *, one_pool: bool, default: float = 0.0) -> list[float]:
+def parse_numbers(option: str, text: str, *, one_pool: bool) -> list[float]:
     """One number for one pool, or `PREFILL,DECODE`.
 
     Raises:
         OptionError: it is something else.
     """
     count = 1 if one_pool else 2
-    if text is None:
-        return [default] * count
     try:
         values = [_above_zero(part) for part in text.split(",")]
     except ValueError:

@@ -14,7 +14,7 @@ from kllm.sim.flights import Flight
 from kllm.sim.instances import Instance
 from kllm.sim.laws.base import Pool
 from kllm.sim.links import Links
-from kllm.sim.routing import Chooser, match
+from kllm.sim.routing import Chooser
 from kllm.sim.scenario import Scenario
 from kllm.sim.waiting import WaitingRoom
 from kllm_core.engine_model.engine import Engine
@@ -60,10 +60,11 @@ class Traffic:
         self._load: Sequence[Planned] = scenario.load
         self._is_one = Pool.ONE in scenario.pools
         self._is_early = scenario.router.binding is Binding.EARLY
+        self._is_just_in_time = scenario.router.binding is Binding.JUST_IN_TIME and not self._is_one
         self._first_pool = Pool.ONE if self._is_one else Pool.PREFILL
         self._block_tokens = scenario.pools[self._first_pool].engine.block_tokens
         self._least_kv = min(setup.engine.kv_tokens for setup in scenario.pools.values())
-        self._chooser = Chooser(scenario.router.routing)
+        self._chooser = Chooser(scenario.router.routing, admission=scenario.router.admission)
         self._links = Links(agenda, scenario.link)
         self._listeners: list[Listener] = []
         self.flights: list[Flight] = []
@@ -105,6 +106,7 @@ class Traffic:
         flight = Flight(
             planned.index, planned.at, planned.input_tokens, planned.output_tokens,
             planned.blocks[: planned.input_tokens // self._block_tokens], planned.at >= self._count_from,
+            key=planned.key,
         )  # fmt: skip
         self.flights.append(flight)
         self.open[flight] = None
@@ -132,8 +134,7 @@ class Traffic:
             return
         self.waiting[self._first_pool].leave(flight)
         flight.prefill = chosen
-        cached = match(chosen, flight).blocks * self._block_tokens
-        chosen.send(flight, max(1, flight.prompt_tokens - cached))
+        chosen.send(flight, self._chooser.uncached(flight, chosen))
         if self._is_early and not self._is_one:
             self._bind(flight)
         else:
@@ -142,9 +143,25 @@ class Traffic:
     def _compute(self, flight: Flight) -> None:
         if flight.prefill is None:
             return
-        flight.prompt = Job(flight, flight.prompt_tokens, flight.left, flight.blocks)
-        flight.prefill.working.submit(flight.prompt)
-        self.poke(flight.prefill)
+        flight.prompt = Job(flight, flight.prompt_tokens, flight.left, flight.blocks, phase=Phase.GONE)
+        self._after_hop(partial(self._reach, flight.prefill, flight.prompt))
+        after = self._chooser.bind_after(flight) if self._is_just_in_time else None
+        if after is not None:
+            self._agenda.after(after, partial(self._hear_of, flight, flight.prompt))
+
+    def _after_hop(self, call: Callable[[], None]) -> None:
+        """A message goes from the router to an engine, or back."""
+        if self._setup.hop_seconds:
+            self._agenda.after(self._setup.hop_seconds, call)
+        else:
+            call()
+
+    def _reach(self, instance: Instance, job: Job) -> None:
+        """A job comes to its engine, unless its request has left meanwhile."""
+        flight = cast("Flight", job.tag)
+        if job is flight.prompt or job is flight.answer:
+            instance.working.submit(job)
+            self.poke(instance)
 
     def _place_waiting(self) -> None:
         for pool, waiting in self.waiting.items():
@@ -188,29 +205,34 @@ class Traffic:
 
     def _prefilled(self, flight: Flight, job: Job, at: float) -> None:
         if flight.parked_at is None:
-            flight.parked_at = at
+            flight.parked_at = at + self._setup.hop_seconds
             flight.prefill_seconds = at - (at if job.began_at is None else job.began_at)
             flight.cached_tokens = job.cached_tokens
+            self._chooser.prefilled(flight, flight.prefill_seconds, job.cached_tokens, now=self._agenda.now)
         if self._is_one:
             self._show(flight, at)
         elif flight.answer is None:
-            self._bind(flight)
+            self._after_hop(partial(self._hear_of, flight, job))
         elif flight.answer.phase is Phase.ARRIVING:
             self._bound(flight)
-            self._transfer(flight)
+            self._transfer(flight, wait=0.0)
+
+    def _hear_of(self, flight: Flight, job: Job) -> None:
+        """The router hears that a prompt is computed, or expects it soon."""
+        if flight.prompt is job and flight.answer is None:
+            self._bind(flight)
 
     def _show(self, flight: Flight, at: float) -> None:
         """Its first token comes; not for one that goes on after it had one."""
-        if flight.first_at is None or flight.first_at > self._agenda.now:
-            flight.first_at = at
+        hop = self._setup.hop_seconds
+        if flight.first_at is None or flight.first_at > self._agenda.now + hop:
+            flight.first_at = at + hop
             for listener in self._listeners:
                 listener.showed(flight)
 
     def _bind(self, flight: Flight) -> None:
         """Choose where it generates."""
-        able = self._fleet.serving(Pool.DECODE)
-        seconds = self._links.estimate(flight.prompt_tokens)
-        chosen = self._chooser.decode(flight, able, {each.id: seconds for each in able}, now=self._agenda.now)
+        chosen = self._chooser.decode(flight, self._fleet.serving(Pool.DECODE), now=self._agenda.now)
         if isinstance(chosen, Refusal):
             self.waiting[Pool.DECODE].enter(flight)
             return
@@ -220,9 +242,8 @@ class Traffic:
         flight.decode = chosen
         chosen.send(flight, flight.prompt_tokens)
         self._bound(flight)
-        flight.answer = Job(flight, flight.prompt_tokens, flight.left)
-        chosen.working.submit(flight.answer)
-        self.poke(chosen)
+        flight.answer = Job(flight, flight.prompt_tokens, flight.left, brought=1, phase=Phase.GONE)
+        self._after_hop(partial(self._reach, chosen, flight.answer))
 
     def _bound(self, flight: Flight) -> None:
         """Its KV is parked no more, since decode will take it."""
@@ -237,18 +258,27 @@ class Traffic:
             return
         if flight.prompt is None and flight.prefill is not None:
             self._compute(flight)
-        else:
-            self._transfer(flight)
+        elif flight.prompt is None or flight.prompt.phase in {Phase.PARKED, Phase.LEAVING}:
+            now = self._agenda.now
+            wait = 0.0 if flight.prefill is None else flight.prefill.working.step_rest_seconds(now)
+            self._transfer(flight, wait=wait)
 
-    def _transfer(self, flight: Flight) -> None:
-        """Move the KV; that of a retracted request comes back from its instance's own host memory."""
+    def _transfer(self, flight: Flight, *, wait: float) -> None:
+        """Move the KV; that of a retracted request comes back from its instance's own host memory.
+
+        Args:
+            flight: whose it is.
+            wait: seconds until its instance sends it: one that was asked for it in a step sends it after that.
+        """
         if flight.decode is None or flight.answer is None:
             return
         ends = (flight.decode.id,) if flight.prefill is None else (flight.prefill.id, flight.decode.id)
-        flight.transfer = self._links.send(ends, flight.answer.prompt_tokens, partial(self._handed_over, flight))
+        then = partial(self._handed_over, flight)
+        flight.transfer = self._links.send(ends, flight.answer.prompt_tokens, then, wait=wait)
 
     def _handed_over(self, flight: Flight) -> None:
         flight.transfer = None
+        self._chooser.moved(flight, now=self._agenda.now)
         self._release(flight)
         if flight.decode is not None and flight.answer is not None:
             flight.decode.working.arrive(flight.answer)
@@ -268,7 +298,7 @@ class Traffic:
     def _finished(self, flight: Flight, instance: Instance, at: float) -> None:
         instance.leave(flight)
         flight.prefill = flight.decode = flight.prompt = flight.answer = None
-        flight.ended_at = at
+        flight.ended_at = at + self._setup.hop_seconds
         self._end(flight, status=Status.OK)
         self._fleet.check_empty(instance)
 
@@ -314,6 +344,7 @@ class Traffic:
             self._bind(flight)
 
     def _leave_all(self, flight: Flight) -> None:
+        self._chooser.left(flight, self._agenda.now)
         for waiting in self.waiting.values():
             waiting.leave(flight)
         for instance, job in ((flight.prefill, flight.prompt), (flight.decode, flight.answer)):

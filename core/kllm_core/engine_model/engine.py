@@ -9,7 +9,7 @@ from kllm_core.engine_model.holding import Holding
 from kllm_core.engine_model.job import Happening, Job, Kind, Phase
 from kllm_core.engine_model.meter import StepMeter
 from kllm_core.engine_model.pool import KvPool
-from kllm_core.engine_model.prefilling import Order, PrefillQueue, PrefillStep
+from kllm_core.engine_model.prefilling import PrefillQueue, PrefillStep, Turns
 from kllm_core.engine_model.spec import Duty, EngineSpec
 from kllm_core.fleet import EngineLoad
 
@@ -21,8 +21,9 @@ class Engine:
     """What one engine has, and when it changes by itself.
 
     After each call that gives it something or takes something from it, `advance` is to be called with the same moment;
-    and whenever `next_at` has come. An engine for whole requests prefers prompts to decode steps, unless its steps are
-    mixed; decode steps with one batch are not gone through one by one.
+    and whenever `next_at` has come. Like SGLang's scheduler it looks at what came only between two steps: a decode
+    engine gives room and takes KV over then, and a prefill engine sends it. An engine for whole requests prefers
+    prompts to decode steps, unless its steps are mixed; decode steps with one batch are not gone through one by one.
 
     Attributes:
         next_at: when something happens by itself; None: never, as it is.
@@ -31,16 +32,17 @@ class Engine:
     Args:
         spec: of the engine.
         duty: what it does.
-        order: of prompts that wait; as they came if left out.
+        turns: which prompts enter a step; as they came, each to its end, if left out.
     """
 
-    def __init__(self, spec: EngineSpec, duty: Duty, *, order: Order | None = None) -> None:
+    def __init__(self, spec: EngineSpec, duty: Duty, *, turns: Turns | None = None) -> None:
         self.spec, self.duty = spec, duty
         self.next_at: float | None = None
         self.pool = KvPool(spec)
-        self._prompts = PrefillQueue(spec, self.pool, order)
+        self._prompts = PrefillQueue(spec, self.pool, turns)
         self._batch = DecodeBatch(spec, self.pool)
         self._room: deque[Job] = deque()
+        self._may_admit = False
         self._retracted: set[Job] = set()
         self._held = Holding()
         self._leaving: list[Job] = []
@@ -67,6 +69,7 @@ class Engine:
         job.phase = Phase.WAITING
         if self.duty is Duty.DECODE:
             self._room.append(job)
+            self._may_admit = True
         else:
             self._prompts.add(job)
 
@@ -100,10 +103,11 @@ class Engine:
         elif phase is Phase.READY:
             self._batch.remove(job)
         elif phase is not Phase.GONE:
-            if phase is Phase.PREFILL and job is self._prompts.chunked:
-                self._prompts.remove(job)
+            if phase is Phase.PREFILL:
+                self._prompts.give_up(job)
             self._held.drop(job)
             self.pool.drop(job)
+        self._may_admit = bool(self._room)
 
     # --- what happens
 
@@ -115,7 +119,8 @@ class Engine:
             if self.next_at is not None and self.next_at <= now + _ROUNDING:
                 at = self.next_at
                 self._complete(happened, at)
-            self._admit(happened, at)
+            if self.next_at is None:
+                self._admit(happened, at)
             if self._batch.run is not None and self._is_to_change():
                 self._batch.cut(at)
                 self.next_at = self._batch.ends_at
@@ -126,14 +131,10 @@ class Engine:
 
     def _admit(self, happened: list[Happening], at: float) -> None:
         """Room on decode, in the order in which it was asked for."""
-        if not self._room:
-            return
-        begin = self._batch.catch_up(at)
-        # The step that goes on needs its own room.
-        growth = 0.0 if begin is None else self._batch.growth
+        self._may_admit = False
         while self._room:
             job, others = self._room[0], len(self._batch) + len(self._batch.ready) + len(self._held)
-            need = job.prompt_tokens + self.spec.reserve_tokens * (others + 1) + growth
+            need = job.prompt_tokens + self.spec.reserve_tokens * (others + 1)
             if others and (need > self.pool.room or others >= self.spec.max_running):
                 break
             self._room.popleft()
@@ -142,12 +143,9 @@ class Engine:
             job.private_tokens = job.prompt_tokens
             self.pool.take(job.prompt_tokens)
             happened.append(Happening(Kind.ADMITTED, job, at))
-        if begin is not None:
-            self._began = self._batch.begin(begin).at
-            self.next_at = self._batch.ends_at
 
     def _is_to_change(self) -> bool:
-        return bool(self._batch.ready or self._leaving) or self._prompts.has_work
+        return bool(self._batch.ready or self._leaving or self._may_admit) or self._prompts.has_work
 
     def _begin(self, happened: list[Happening], at: float) -> None:
         for job in self._leaving:
@@ -157,7 +155,7 @@ class Engine:
         if self.duty is not Duty.DECODE and self._prompts.has_work and self._begin_prompts(happened, at):
             return
         if self._join(happened, at):
-            happened += self._batch.firsts(self._batch.begin(at).ends(1))
+            happened += self._batch.firsts(at, self._batch.begin(at).ends(1))
             self.next_at = self._batch.ends_at
 
     def _begin_prompts(self, happened: list[Happening], at: float) -> bool:
@@ -180,13 +178,14 @@ class Engine:
             # The weights are read once, for both.
             decode = self.spec.timing.decode
             seconds = max(seconds, decode.a) + decode.b * decoding + decode.c * self._batch.context_tokens
-            happened += self._batch.firsts(at + seconds)
+            happened += self._batch.firsts(at, at + seconds)
         self._step, self.next_at = step, at + seconds
         return True
 
     def _join(self, happened: list[Happening], at: float) -> bool:
         """Let those that are ready join, and those for which there is no room leave; whether there is a batch."""
-        self._batch.join()
+        for job in self._batch.join():
+            happened += (Happening(Kind.FIRST, job, at), Happening(Kind.FINISHED, job, at))
         for job in self._batch.retract():
             self._retracted.add(job)
             job.phase = Phase.WAITING
@@ -247,6 +246,10 @@ class Engine:
         """Whether it has no request."""
         waiting = len(self._room) + len(self._prompts) + len(self._batch) + len(self._batch.ready)
         return not (waiting or self._held)
+
+    def step_rest_seconds(self, now: float) -> float:
+        """Until a prefill engine is between two steps, and sends KV."""
+        return 0.0 if self.next_at is None else max(0.0, self.next_at - now)
 
     def done(self, job: Job, now: float) -> int:
         """Output tokens that a job has generated here by a moment."""

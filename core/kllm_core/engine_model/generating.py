@@ -58,17 +58,25 @@ class DecodeBatch:
         """KV tokens that a step adds."""
         return len(self.running) * self._spec.accept_length
 
-    def join(self) -> None:
-        """Take those that are ready into the batch."""
+    def join(self) -> list[Job]:
+        """Take those that are ready into the batch; returns those whose whole answer came with their KV."""
+        whole = []
         for job in self.ready:
+            job.generated = max(job.generated, job.brought)
+            if not job.left:
+                job.phase = Phase.GONE
+                self._pool.drop(job)
+                whole.append(job)
+                continue
             job.phase = Phase.RUNNING
             job.joined_step = self._steps
             job.end_step = self._steps + max(1, math.ceil(job.left / self._spec.accept_length - 1e-9))
             self.running[job] = None
             self._context += job.kv_tokens
             heapq.heappush(self._ends, (job.end_step, next(self._order), job))
-        self._fresh += self.ready
+            self._fresh.append(job)
         self.ready = []
+        return whole
 
     # --- a row of steps with the batch as it is
 
@@ -95,20 +103,6 @@ class DecodeBatch:
         if self.run is not None:
             self._planned = min(self._planned, self.run.boundary(at))
 
-    def catch_up(self, at: float) -> float | None:
-        """Count the steps of the row that are over.
-
-        Returns:
-            When the one that goes on began; None: there is no row.
-        """
-        if self.run is None:
-            return None
-        steps = min(self.run.steps_before(at), self._planned - 1)
-        begin = self.run.ends(steps)
-        self._count(self.run, steps)
-        self.settle(steps, begin)
-        return begin
-
     def complete(self, at: float) -> list[Happening]:
         """The row is over, at its end; returns who has finished."""
         run, self.run = self.run, None
@@ -132,9 +126,9 @@ class DecodeBatch:
 
     # --- what a step changes
 
-    def firsts(self, at: float) -> Iterable[Happening]:
-        """What those that have just joined show at the end of their first step."""
-        return [Happening(Kind.FIRST, job, at) for job in self._fresh]
+    def firsts(self, begin: float, end: float) -> Iterable[Happening]:
+        """When those that have just joined show their first tokens, in a step from `begin` to `end`."""
+        return [Happening(Kind.FIRST, job, begin if job.generated else end) for job in self._fresh]
 
     def settle(self, steps: int, at: float) -> list[Happening]:
         """So many steps are over; returns who has finished, at that moment."""
@@ -176,7 +170,7 @@ class DecodeBatch:
             done = self._done(job)
             self.remove(job)
             # What it has generated is a part of the prompt that it comes back with.
-            job.generated = 0
+            job.generated = job.brought = 0
             job.prompt_tokens += done
             job.output_tokens = max(1, job.output_tokens - done)
             lost.append(job)

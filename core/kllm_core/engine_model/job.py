@@ -34,6 +34,7 @@ class Job:
         prompt_tokens: whose KV is needed before it generates.
         output_tokens: that are left to generate, at least 1.
         blocks: ids of the prompt's full blocks, each of which stands for all before it, too; none: nothing is shared.
+        brought: output tokens that come with its KV: prefill computes the first one, which shows once it joins decode.
         cached_tokens: of the prompt that a prefix cache spared, once prefill has begun.
         began_at: when its prefill began.
         prefilled_at: when that was done.
@@ -44,6 +45,7 @@ class Job:
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+    brought: int = 0
     phase: Phase = Phase.WAITING
     cached_tokens: int = 0
     expected_cached: int = 0
@@ -75,7 +77,8 @@ class Kind(enum.Enum):
     ADMITTED = enum.auto()
     """A decode engine has room for it: its KV may come."""
     FIRST = enum.auto()
-    """The first step after it joined ends at `at`, which may be a step ahead."""
+    """Its first token here shows: as it joins if that came with its KV, else when its first step ends, at `at`, which
+    is ahead."""
     RETRACTED = enum.auto()
     """The KV pool was full, and it lost its place; it waits again."""
     FINISHED = enum.auto()
