@@ -9,7 +9,7 @@ from kllm_core.kinds.base import Scaling, TransferBackend
 from kllm_core.kinds.model import ModelSpec
 from kllm_core.kinds.role import Parallelism
 from kllm_core.kinds.service import InferenceService, RolloutSpec, ServiceSpec
-from kllm_core.objectives import Binding, Role
+from kllm_core.objectives import Role
 
 _MOST_INSTANCES = 16
 
@@ -27,8 +27,6 @@ def notes(service: InferenceService) -> list[str]:
         told.append("spec.scaling is External: the pools keep minReplicas, and the planner only advises")
     if spec.router.replicas > 1:
         told.append(f"spec.router.replicas is {spec.router.replicas}; on one machine one router is started")
-    if spec.router.binding is Binding.JUST_IN_TIME:
-        told.append("spec.router.binding is JustInTime, which is not available yet; requests are bound late")
     if spec.router.api_keys_secret_name is not None:
         told.append("spec.router.apiKeysSecretName is a Secret of a cluster; here keys come with --api-key-file")
     if spec.rollout != RolloutSpec():
@@ -53,10 +51,10 @@ def _refusals(spec: ServiceSpec) -> Iterator[str]:
     most = spec.prefill.max_replicas + spec.decode.max_replicas
     if most > _MOST_INSTANCES:
         yield f"maxReplicas of both roles allow {most} instances; one machine runs at most {_MOST_INSTANCES}"
+    if spec.scaling is Scaling.EXTERNAL and spec.prefill.min_replicas == 0:
+        yield "spec.scaling is External, and with minReplicas 0 nobody would start an instance here; use 1 or more"
     for role in Role:
         pool = spec.role(role)
-        if pool.min_replicas == 0:
-            yield f"spec.{role}.minReplicas is 0, and scaling from zero is not available on one machine; use 1 or more"
         if pool.parallelism != Parallelism():
             yield f"spec.{role}.parallelism is not available on one machine yet; leave it out"
         if pool.slots:

@@ -9,16 +9,18 @@ from dataclasses import replace
 
 import structlog
 
-from kllm.history.recorder import Recorder
 from kllm.running import Endpoint
 from kllm.steps import Steps
 from kllm_core.authentication import read_token_file
 from kllm_core.kinds.service import InferenceService
+from kllm_core.objectives import Role
 from kllm_core.timing import EngineTiming
 from kllm_engine.pace import parse_pace
 from kllm_operator.fleet.levels import LevelReport
 from kllm_operator.fleet.watch import FleetWatch
+from kllm_operator.history.recorder import Recorder
 from kllm_operator.loop.control import Control, Scaled
+from kllm_operator.loop.counts import MemoryCounts
 from kllm_operator.loop.events import Event
 from kllm_operator.loop.report import Report
 from kllm_operator.loop.settings import LoopSettings
@@ -73,6 +75,7 @@ async def control(
     loop = Control(
         scaled(service, start_seconds=endpoint.start_seconds, pace=pace, prior=prior), endpoint.substrate, watch,
         tell=tell, publish=publish, settings=settings, clock=time.monotonic,
+        counts=MemoryCounts({role: service.spec.role(role).min_replicas for role in Role}),
     )  # fmt: skip
     if endpoint.grpc is not None:
         watch.follow_routers([reachable(endpoint.grpc)])

@@ -70,6 +70,8 @@ class Reason(enum.StrEnum):
 
     AS_EXPECTED = "AsExpected"
     SLOTS_MISSING = "SlotsMissing"
+    ROUTERS_APART = "RoutersApart"
+    """Degraded: routers are to share through Redis what they do, and some cannot."""
 
     NOT_PAUSED = "NotPaused"
     PAUSED_BY_ANNOTATION = "PausedByAnnotation"

@@ -37,6 +37,7 @@ class EngineLoad:
         kv_high_water_tokens: a decode instance above it gets nothing new.
         decode_step_seconds: mean of the last decode steps.
         prefill_tokens_per_second: sliding, over busy time.
+        accept_length: tokens per sequence and decode step, mean; unknown without speculative decoding.
     """
 
     age_seconds: float
@@ -58,6 +59,7 @@ class EngineLoad:
     prefill_tokens_per_second: float | None = None
     decode_tokens_per_second: float | None = None
     max_running_requests: int | None = None
+    accept_length: float | None = None
 
 
 @dataclass(frozen=True)

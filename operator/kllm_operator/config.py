@@ -64,6 +64,10 @@ class RouterSection(_Part):
     """Seconds for which a router that is to end goes on taking requests, 5: until nobody sends it any."""
     drain_seconds: float = Field(60.0, gt=0, le=3600)
     """Seconds that it then has for the streams that it carries, 60."""
+    workers: int = Field(1, ge=1, le=64)
+    """Processes of each router, 1."""
+    access_log: bool = False
+    """Whether routers log each answer on standard output."""
 
 
 class RedisSection(_Part):
@@ -95,6 +99,18 @@ class NetworkSection(_Part):
     """NetworkPolicyPeers that may read metrics."""
 
 
+class HistorySection(_Part):
+    """Where what services' control loops decide from is written down, for `kllm replay`."""
+
+    folder: str = Field(min_length=1, max_length=4096)
+    """Of the files; they are as large as the volume that they are on allows, and as follows."""
+    most_mebibytes: int = Field(512, ge=1, le=1_000_000)
+    """Of all files together, 512; the oldest go first. A service with ten instances writes about 10 KB a tick, 170 MB a
+    day."""
+    file_mebibytes: int = Field(16, ge=1, le=1024)
+    """Of one file, 16; a full one is followed by another, which is a history by itself."""
+
+
 class ElectionSection(_Part):
     """Which replica acts."""
 
@@ -120,6 +136,8 @@ class OperatorConfig(_Part):
     watch_namespaces: tuple[str, ...] = Field((), max_length=_MOST_NAMESPACES)
     """Namespaces whose services are kept; empty: all, which needs a ClusterRole."""
     leader_election: ElectionSection = Field(default_factory=ElectionSection)
+    history: HistorySection | None = None
+    """Left out, nothing is recorded."""
     loop: dict[str, float] = Field(default_factory=dict)
     """Settings of the control loop by name, as `kllm up --set` has them."""
 

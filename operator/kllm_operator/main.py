@@ -26,6 +26,7 @@ import structlog
 from kllm_core.logs import configure_logs
 from kllm_operator.config import ConfigError, OperatorConfig, read_config
 from kllm_operator.fleet.event_loop import PromptLoop
+from kllm_operator.history.folder import HistoryFolder
 from kllm_operator.http import PORT, HttpServer
 from kllm_operator.kube.cache import Key
 from kllm_operator.kube.caches import Caches
@@ -172,7 +173,7 @@ class Operator:
         self._keeper = Keeper(
             Cluster(
                 api=api, caches=caches, recorder=self._recorder, metrics=metrics, render=render_config(config),
-                loop=config.loop_settings, want=self._queue.add,
+                loop=config.loop_settings, want=self._queue.add, history=_history(config),
             )
         )  # fmt: skip
         self._informer = Informer(
@@ -310,6 +311,8 @@ def render_config(config: OperatorConfig) -> RenderConfig:
             template=router.template or None,
             lame_duck_seconds=router.lame_duck_seconds,
             drain_seconds=router.drain_seconds,
+            workers=router.workers,
+            access_log=router.access_log,
             redis=None if redis is None else RedisConfig(redis.url, redis.secret_name, redis.secret_key),
         ),
         network=None
@@ -320,6 +323,15 @@ def render_config(config: OperatorConfig) -> RenderConfig:
             clients=network.clients,
             metrics=network.metrics,
         ),
+    )
+
+
+def _history(config: OperatorConfig) -> HistoryFolder | None:
+    wanted = config.history
+    if wanted is None:
+        return None
+    return HistoryFolder(
+        Path(wanted.folder), most_bytes=wanted.most_mebibytes << 20, file_bytes=wanted.file_mebibytes << 20
     )
 
 

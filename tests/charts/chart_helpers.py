@@ -56,7 +56,9 @@ MATRIX = {
             "priorityClassName": "high",
         },
         "engine": {"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}, "pace": "0.1"},
-        "router": {"template": {"metadata": {"labels": {"g": "h"}}}, "drainSeconds": 10},
+        "router": {
+            "template": {"metadata": {"labels": {"g": "h"}}}, "drainSeconds": 10, "workers": 3, "accessLog": True,
+        },
         "loop": {"tick_seconds": 2.5},
         "serviceAccount": {"annotations": {"i": "j"}},
         "networkPolicy": {"clients": [{"podSelector": {}}], "metrics": []},

@@ -111,6 +111,7 @@ def test_every_setting_of_the_adorned_release_arrives(tmp_path):
     assert read.image_pull_secrets == ("pull",)
     assert read.engine.template == {"spec": {"tolerations": [{"operator": "Exists"}]}}
     assert (read.engine.pace, read.router.drain_seconds) == ("0.1", 10)
+    assert (read.router.workers, read.router.access_log) == (3, True)
     assert read.loop_settings.tick_seconds == 2.5
     assert read.network_policy.clients == ({"podSelector": {}},)
     assert read.network_policy.operator_labels["app.kubernetes.io/component"] == "operator"
@@ -151,3 +152,25 @@ def test_monitors_find_operator_routers_and_engines(monitored):
 def test_the_notes_lead_to_an_answer():
     assert "kubectl wait --for=condition=Ready llm/chat" in notes()
     assert "curl" in notes()
+
+
+def test_histories_are_written_where_the_chart_says_and_nowhere_by_default():
+    claim = {"persistentVolumeClaim": {"claimName": "histories"}}
+    for given, volume in (({}, {"emptyDir": {}}), ({"volume": claim}, claim)):
+        recorded = render({"history": {"enabled": True, "mostMebibytes": 64, **given}})
+        (operator,) = of_kind(recorded, "Deployment")
+        spec = operator["spec"]["template"]["spec"]
+        assert next(each for each in spec["volumes"] if each["name"] == "history") == {"name": "history", **volume}
+        (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "history"]
+        assert told_to_the_operator(recorded)["history"] == {
+            "folder": mount["mountPath"],
+            "mostMebibytes": 64,
+            "fileMebibytes": 16,
+        }
+    assert "history" not in told_to_the_operator(render())
+
+
+def told_to_the_operator(documents):
+    """Its configuration."""
+    (held,) = [each for each in of_kind(documents, "ConfigMap") if each["metadata"]["name"] == "kllm"]
+    return yaml.safe_load(held["data"]["operator.yaml"])

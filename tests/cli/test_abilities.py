@@ -21,10 +21,17 @@ def test_the_smallest_manifest_is_neither_refused_nor_commented():
     assert notes(service()) == []
 
 
+def test_a_service_may_be_at_zero():
+    assert refusals(service(prefill={"minReplicas": 0}, decode={"minReplicas": 0})) == []
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"prefill": {"minReplicas": 0}, "decode": {"minReplicas": 0}}, "spec.prefill.minReplicas"),
+        (
+            {"scaling": "External", "prefill": {"minReplicas": 0}, "decode": {"minReplicas": 0}},
+            "spec.scaling is External, and with minReplicas 0",
+        ),
         ({"prefill": {"parallelism": {"tensor": 2}, "accelerator": {"count": 2}}}, "spec.prefill.parallelism"),
         ({"decode": {"slots": 1}}, "spec.decode.slots"),
         ({"decode": {"template": {"spec": {}}}}, "spec.decode.template"),
@@ -44,7 +51,6 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(spec, field):
     [
         ({"scaling": "External"}, "only advises"),
         ({"router": {"replicas": 2}}, "spec.router.replicas"),
-        ({"router": {"binding": "JustInTime"}}, "JustInTime"),
         ({"rollout": {"surge": 2}}, "spec.rollout"),
     ],
 )

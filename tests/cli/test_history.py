@@ -15,9 +15,7 @@ from loop.world import World
 from plan.plan_helpers import IDLE, OBJECTIVES, TIMING, limits
 from typer.testing import CliRunner
 
-from kllm.history.file import Writer, parse_history, read_history
-from kllm.history.moment import Header, HistoryError, Moment
-from kllm.history.recorder import Recorder
+from kllm.history.file import parse_history, read_history
 from kllm.history.replay import instance_seconds, replayed
 from kllm.main import app
 from kllm.sim.engines import PRESETS
@@ -27,6 +25,9 @@ from kllm_core.objectives import Objectives, Role
 from kllm_core.steps import DesiredCounts
 from kllm_operator.fleet.levels import LevelReport, StageCounts
 from kllm_operator.fleet.told import Told
+from kllm_operator.history.moment import Header, HistoryError, Moment
+from kllm_operator.history.recorder import Recorder
+from kllm_operator.history.writer import Writer
 from kllm_operator.loop.deciding import Scaled
 from kllm_operator.loop.settings import LoopSettings
 from kllm_operator.substrate.base import Observed

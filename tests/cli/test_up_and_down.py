@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from cli.cli_helpers import DRIVER, Machine, listener
@@ -102,12 +103,18 @@ def test_a_missing_manifest_is_told(machine):
     assert (result.returncode, result.stderr) == (2, "missing.yaml: cannot be read: No such file or directory\n")
 
 
-def test_scaling_from_zero_is_refused(machine):
+def test_a_service_that_may_be_at_zero_begins_there_with_a_router_where_requests_wait(machine):
     text = machine.manifest.read_text() + "  prefill: {minReplicas: 0}\n  decode: {minReplicas: 0}\n"
     machine.manifest.write_text(text)
-    result = machine.kllm("up", "-f", str(machine.manifest))
-    assert result.returncode == 2
-    assert "spec.prefill.minReplicas is 0" in result.stderr
+    with machine.up() as up:
+        up.wait_for("serving")
+        commands = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in machine.left()]
+        assert not [each for each in commands if "agent" in each]
+        router = next(each for each in commands if "--tokenizer" in each)
+        assert router[router.index("--wait-for-start-seconds") + 1] == "600"
+        assert machine.kllm("status").returncode == 0
+        up.signal(signal.SIGTERM)
+        assert up.end()[0] == 0
 
 
 def test_a_port_in_use_is_refused_with_its_owner(machine):

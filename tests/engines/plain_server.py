@@ -13,6 +13,7 @@ import httpx2
 from service_under_test import Service, free_port
 
 from kllm_core.objectives import Role
+from kllm_engine.pace import Pace
 from kllm_engine.sglang.arguments import EngineSettings, launch
 from kllm_engine.start.client import ZygoteClient
 
@@ -43,22 +44,28 @@ class PlainServer:
 
 
 @asynccontextmanager
-async def plain_server(service: Service, *, context_tokens: int) -> AsyncIterator[PlainServer]:
+async def plain_server(
+    service: Service, *, context_tokens: int, pace: Pace | None = None, engine_args: dict[str, Any] | None = None
+) -> AsyncIterator[PlainServer]:
     """One beside a service."""
     async with plain_server_in(
-        service.run, model=model_path(service), token=service.token, context_tokens=context_tokens
-    ) as server:
+        service.run, model=model_path(service), token=service.token, context_tokens=context_tokens, pace=pace,
+        engine_args=engine_args,
+    ) as server:  # fmt: skip
         yield server
 
 
 @asynccontextmanager
-async def plain_server_in(run: Path, *, model: Path, token: str, context_tokens: int) -> AsyncIterator[PlainServer]:
+async def plain_server_in(
+    run: Path, *, model: Path, token: str, context_tokens: int, pace: Pace | None = None,
+    engine_args: dict[str, Any] | None = None,
+) -> AsyncIterator[PlainServer]:  # fmt: skip
     """Fork it from the zygote of a run directory, wait until it is ready, and end it with the context."""
     port = free_port()
     settings = EngineSettings(
         role=Role.PREFILL, model_path=model, model_name="test-model", http_port=port,
         bootstrap_port=free_port(), distributed_port=free_port(), device="cpu", api_key=token,
-        context_tokens=context_tokens,
+        context_tokens=context_tokens, pace=pace, engine_args=engine_args or {},
     )  # fmt: skip
     started = launch(settings)
     server = await ZygoteClient(run / "zygote.sock").fork(

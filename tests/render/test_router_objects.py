@@ -41,6 +41,17 @@ def test_the_router_itself_takes_the_arguments(uri, tmp_path):
     assert (given.lame_duck_seconds, given.drain_seconds) == (5.0, 60.0)
 
 
+@pytest.mark.parametrize(
+    ("least", "told", "wanted"),
+    [(0, {}, "600"), (1, {}, None), (0, {"waitForStartSeconds": 0}, None), (1, {"waitForStartSeconds": 30}, "30")],
+)
+def test_requests_wait_for_a_start_where_a_service_may_be_at_zero_or_the_manifest_says_so(least, told, wanted):
+    pool = {"minReplicas": least}
+    template = router_pod(service(prefill=pool, decode=pool, router=told))
+
+    assert flags(router(template)).get("--wait-for-start-seconds") == wanted
+
+
 @pytest.mark.parametrize("uri", URIS)
 def test_it_reads_the_tokenizer_where_engines_read_the_model(uri):
     template = router_pod(service(uri))
@@ -104,6 +115,14 @@ def test_a_url_with_a_password_is_mounted_and_a_router_starts_without_it():
     assert mount["readOnly"]
     assert flags(router(template))["--redis-url-file"] == f"{mount['mountPath']}/url"
     assert "redis" not in str(template["spec"]["initContainers"])
+
+
+def test_workers_and_the_access_log_are_asked_for_where_they_are_wanted():
+    config = replace(CONFIG, router=replace(CONFIG.router, workers=4, access_log=True))
+    words = flags(router(router_pod(config=config)))
+
+    assert (words["--workers"], words["--access-log"]) == ("4", "-")
+    assert not {"--workers", "--access-log"} & flags(router(router_pod())).keys()
 
 
 def test_it_has_time_to_end_what_it_carries():

@@ -11,6 +11,7 @@ from kube.fake_api import FakeApi
 from substrate.polling import polled
 
 from kllm_core import labels
+from kllm_operator.history.folder import HistoryFolder
 from kllm_operator.kube.cache import key_of
 from kllm_operator.kube.caches import Caches
 from kllm_operator.kube.exceptions import NotLeadingError
@@ -94,9 +95,12 @@ class World:
     Attributes:
         leading: whether this replica may write.
         reconciles: that were begun.
+
+    Args:
+        history: where histories are written; None: nowhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, history: HistoryFolder | None = None) -> None:
         self.api = FakeApi()
         self.caches = Caches()
         self.metrics = OperatorMetrics()
@@ -107,7 +111,7 @@ class World:
         cluster = Cluster(
             api=self.fenced, caches=self.caches, recorder=self.recorder, metrics=self.metrics, render=RENDER,
             loop=LoopSettings().with_values({"tick_seconds": 0.2}), want=self.queue.add,
-            wall=lambda: dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+            wall=lambda: dt.datetime(2026, 1, 1, tzinfo=dt.UTC), history=history,
         )  # fmt: skip
         self.keeper = Keeper(cluster)
         self.api.watchers.append(self._watched)

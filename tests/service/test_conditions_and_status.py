@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 from service.known import BOTH, facts, instance, report
+from service.service_world import service
 
 from kllm_core.conditions import ConditionType, Reason
 from kllm_core.fleet import InstanceState
+from kllm_core.kinds.manifest import check_service
 from kllm_core.objectives import Role
 from kllm_core.steps import StartFrom
 from kllm_operator.loop.crashes import LastFailure, Pause
@@ -113,6 +115,10 @@ def test_a_rollout_that_stopped_says_so_and_why():
         ),
         ({"report": report(BOTH, pools={"trouble": "no pod"})}, "InstanceFailing", "no pod"),
         ({"report": report(BOTH, pools={"slots_wanted": 1})}, "SlotsMissing", "2 of the"),
+        (
+            {"routers": Routers(desired=2, ready=2, knows_fleet=True, unshared="no answer in time")},
+            "RoutersApart", "no answer in time",
+        ),
     ],
 )  # fmt: skip
 def test_a_service_that_serves_less_well_than_it_should_is_degraded_and_ready(change, reason, words):
@@ -210,3 +216,45 @@ def test_a_start_that_this_leader_decided_is_news():
 def test_small_changes_of_load_are_no_news():
     live = service_status(facts(report=report(BOTH, value=0.501)), {}, now=EARLIER)
     assert is_told(service_status(facts(report=report(BOTH, value=0.499)), live, now=NOW), live)
+
+
+def asleep(observed=(), **more):
+    """A service that has been scaled to zero."""
+    document = service()
+    for role in Role:
+        document["spec"][role.value] = {**document["spec"].get(role.value, {}), "minReplicas": 0}
+    document["spec"] |= more.pop("spec", {})
+    return facts(observed, report=report(observed, desired=(0, 0)), service=check_service(document), **more)
+
+
+def test_a_service_at_zero_on_purpose_is_ready_and_says_so():
+    told = states(asleep())
+    assert told[ConditionType.READY][:2] == ("True", Reason.SCALED_TO_ZERO)
+    assert told[ConditionType.PREFILL_READY][:2] == told[ConditionType.DECODE_READY][:2]
+    assert told[ConditionType.PROGRESSING][0] == told[ConditionType.DEGRADED][0] == "False"
+
+
+def test_routers_that_refuse_what_comes_at_zero_do_not_make_it_less_ready():
+    refusing = Routers(desired=1, ready=1, knows_fleet=False)
+    assert states(asleep(routers=refusing))[ConditionType.READY][:2] == ("True", Reason.SCALED_TO_ZERO)
+
+
+def test_a_service_that_has_been_woken_is_not_ready_until_instances_serve():
+    waking = replace(asleep(), report=report([instance(Role.PREFILL, InstanceState.STARTING)], desired=(1, 1)))
+    assert states(waking)[ConditionType.READY][:2] == ("False", "Starting")
+
+
+@pytest.mark.parametrize("change", [{"spec": {"scaling": "External"}}, {"paused": True}])
+def test_at_zero_where_nobody_would_wake_it_a_service_is_not_ready(change):
+    assert states(asleep(**change))[ConditionType.READY][:2] == ("False", Reason.SCALED_TO_ZERO)
+
+
+def test_at_zero_without_a_router_a_service_is_not_ready():
+    gone = Routers(desired=1, ready=0, reason="ImagePullFailed", message="no image")
+    assert states(asleep(routers=gone))[ConditionType.READY][:2] == ("False", "ImagePullFailed")
+
+
+def test_at_zero_a_model_that_is_known_to_be_missing_is_told():
+    lost = {"last_failure": LastFailure("ModelNotFound", "there is no such model")}
+    known = replace(asleep(), report=report([], desired=(0, 0), pools=lost))
+    assert states(known)[ConditionType.READY][:2] == ("False", "ModelNotFound")

@@ -13,6 +13,7 @@ def test_limits_are_those_of_the_spec():
     document = service()
     document["spec"] |= {"gpuBudget": 5, "scaling": "External", "rollout": {"surge": 0, "maxUnavailable": 2}}
     document["spec"]["prefill"] |= {"minReplicas": 1, "maxReplicas": 3, "slots": 2}
+    document["spec"]["decode"] = {"accelerator": {"count": 2, "pricePerGpuHour": 350}}
     scaled = scaled_of(check_service(document))
 
     assert scaled.advise_only
@@ -20,6 +21,8 @@ def test_limits_are_those_of_the_spec():
     assert (limits.gpu_budget, limits.surge, limits.max_unavailable) == (5, 0, 2)
     prefill = limits.prefill
     assert (prefill.min_replicas, prefill.max_replicas, prefill.slots) == (1, 3, 2)
+    assert (prefill.price, limits.decode.price) == (1.0, 350.0)
+    assert limits.cost(1, 1) == 2 * 350.0
 
 
 def test_learning_begins_with_the_timing_that_an_annotation_tells():

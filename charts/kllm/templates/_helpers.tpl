@@ -80,6 +80,8 @@ router:
   template: {{ .Values.router.template | toJson }}
   lameDuckSeconds: {{ .Values.router.lameDuckSeconds }}
   drainSeconds: {{ .Values.router.drainSeconds }}
+  workers: {{ .Values.router.workers }}
+  accessLog: {{ .Values.router.accessLog }}
 {{- if .Values.redis.enabled }}
 redis:
   secretName: {{ include "kllm.redisName" . | quote }}
@@ -104,6 +106,12 @@ leaderElection:
   enabled: {{ .Values.operator.leaderElection.enabled }}
   leaseName: {{ default (include "kllm.fullname" .) .Values.operator.leaderElection.leaseName | quote }}
   namespace: {{ .Release.Namespace | quote }}
+{{- if .Values.history.enabled }}
+history:
+  folder: /var/lib/kllm/history
+  mostMebibytes: {{ .Values.history.mostMebibytes }}
+  fileMebibytes: {{ .Values.history.fileMebibytes }}
+{{- end }}
 loop: {{ .Values.loop | toJson }}
 {{- end -}}
 

@@ -10,11 +10,11 @@ from kllm.bench.exceptions import OptionError
 from kllm.bench.files import check_file, write_json
 from kllm.commands.up import Tuning, load
 from kllm.history.file import History, read_history
-from kllm.history.moment import HistoryError
 from kllm.history.replay import Replayed, instance_seconds, replayed
 from kllm.sim.engines import EngineError, engine
 from kllm.sim.offered import parse_window
 from kllm_core.objectives import Role
+from kllm_operator.history.moment import HistoryError
 from kllm_operator.loop.settings import SettingError
 from kllm_operator.service.scaled import scaled_of, with_chunks
 

@@ -12,7 +12,6 @@ from kllm.bench.exceptions import OptionError
 from kllm.bench.files import check_new_file
 from kllm.cache import cache_directory
 from kllm.controlling import control
-from kllm.history.recorder import Recorder
 from kllm.running import Endpoint, RefusedError, run_until_signalled, up
 from kllm.sim.engines import EngineError, engine
 from kllm.steps import JsonSteps, Steps, terminal_steps
@@ -20,6 +19,7 @@ from kllm_core.kinds.manifest import ManifestError, read_service
 from kllm_core.kinds.service import InferenceService
 from kllm_core.timing import EngineTiming
 from kllm_engine.pace import PaceError, parse_pace
+from kllm_operator.history.recorder import Recorder
 from kllm_operator.loop.settings import LoopSettings, SettingError
 from kllm_operator.service.scaled import with_chunks
 from kllm_operator.substrate.exceptions import (

@@ -1,1 +1,1 @@
-"""What a control loop saw, written down, and what its planner would have done with it."""
+"""What a control loop saw, read back, and what its planner would have done with it."""

@@ -1,39 +1,18 @@
-"""Histories in files: JSON lines, plain or gzipped."""
+"""Reads histories from files: JSON lines, plain or gzipped."""
 
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from kllm.history.moment import Header, HistoryError, Moment, compact, parse_header, parse_moment
+from kllm_operator.history.moment import Header, HistoryError, Moment, parse_header, parse_moment
 
 _MOST_LINE = 16 << 20
 _GAP_SECONDS = 60.0
 """A pause between two ticks from which on it is told: the loop ticks every few seconds."""
-
-
-class Writer:
-    """Writes a history line by line, so that what is there is whole at any time.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-
-    def __init__(self, file: TextIO, header: Header) -> None:
-        self._file = file
-        self._write(compact(header) | {"kind": header.kind, "version": header.version})
-
-    def add(self, moment: Moment) -> None:
-        """One more tick."""
-        self._write(compact(moment))
-
-    def _write(self, document: object) -> None:
-        self._file.write(json.dumps(document, separators=(",", ":")) + "\n")
-        self._file.flush()
 
 
 class History:

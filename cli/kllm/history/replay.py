@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kllm.history.moment import Moment
 from kllm_core.objectives import Role
 from kllm_core.steps import DesiredCounts
 from kllm_operator.fleet.levels import Levels
 from kllm_operator.fleet.snapshot import snapshot
 from kllm_operator.fleet.told import Told
+from kllm_operator.history.moment import Moment
 from kllm_operator.loop.capacity import CapacityBook
 from kllm_operator.loop.deciding import Deciding, Scaled
 from kllm_operator.loop.events import load_document

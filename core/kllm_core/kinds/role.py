@@ -56,6 +56,13 @@ class Accelerator(Part):
         str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
     ] = Field("nvidia.com/gpu", max_length=253, description="Extended resource to request, as DOMAIN/NAME.")
     count: WholeNumber = Field(1, ge=0, le=64, description="Accelerators per instance; 0 runs the engine on the CPU.")
+    price_per_gpu_hour: WholeNumber = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="What one of them costs in an hour, in any unit that both roles share, such as cents: the planner "
+        "tells by it what counts cost. Changing it restarts nothing.",
+    )
 
 
 class RoleSpec(Part):

@@ -40,7 +40,7 @@ class RouterSpec(Part):
     binding: Binding = Field(
         Binding.LATE,
         description="When the decode instance is chosen: Late after prefill, Early on arrival, JustInTime when the "
-        "rest of the prefill takes as long as the handshake (not available yet: as Late).",
+        "rest of the prefill takes as long as the handshake.",
     )
     api_keys_secret_name: (
         Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)] | None
@@ -48,6 +48,13 @@ class RouterSpec(Part):
         None,
         description="Secret whose entry `keys` holds the keys that clients may use, one a line; left out: no key is "
         "needed. Routers read it when they start.",
+    )
+    wait_for_start_seconds: WholeNumber | None = Field(
+        None,
+        ge=0,
+        le=3600,
+        description="For how long a request that comes while no instance serves waits for one to start; 0: it gets 503 "
+        "at once. Left out: 600 where minReplicas are 0, otherwise 0.",
     )
     template: PodTemplate | None = Field(
         None, description="Pod template that is merged into the router's pod, whose container is `router`."
@@ -75,6 +82,9 @@ class RolloutSpec(Part):
         description="How many fewer than minReplicas of a role may serve; for a gpuBudget without room for one more.",
     )
 
+
+_WAIT_FOR_START_SECONDS = 600
+"""Where a service may be at zero: longer than an engine takes to start, and what clients wait at most by default."""
 
 _NO_HOST_TIER = Rule(
     cel="self == 0",
@@ -150,6 +160,13 @@ class ServiceSpec(Part):
     def role(self, role: Role) -> RoleSpec:
         """Instances of one role."""
         return self.prefill if role is Role.PREFILL else self.decode
+
+    @property
+    def wait_for_start_seconds(self) -> int:
+        """For how long a request that comes while no instance serves waits for one to start."""
+        if self.router.wait_for_start_seconds is not None:
+            return self.router.wait_for_start_seconds
+        return _WAIT_FOR_START_SECONDS if self.prefill.min_replicas == 0 else 0
 
 
 class InferenceService(Part):

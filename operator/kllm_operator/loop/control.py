@@ -211,9 +211,12 @@ class Control:
                         await self._urgent.wait()
 
     def _crosses(self) -> bool:
-        """Whether a load is above 1 that was not at the last decision. Changes of instances hurry the loop anyway."""
+        """Whether a load is above 1 that was not at the last decision, or a service at zero has got something to do.
+
+        Changes of instances hurry the loop anyway.
+        """
         last = self._deciding.last
-        if last is None:
+        if last is None or self._deciding.wakes(self._clock()):
             return True
         model = self._deciding.model(self._looking.listen(unflippable=self._hands.unflippable), self._clock())
         bound = self._settings.planner.scale_up_above

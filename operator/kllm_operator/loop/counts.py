@@ -28,10 +28,14 @@ class Counts(Protocol):
 
 
 class MemoryCounts:
-    """Counts that live as long as the process. Implements `Counts`."""
+    """Counts that live as long as the process. Implements `Counts`.
 
-    def __init__(self) -> None:
-        self._counts: dict[Role, int] | None = None
+    Args:
+        counts: what is asked for before anybody has decided it.
+    """
+
+    def __init__(self, counts: Mapping[Role, int] | None = None) -> None:
+        self._counts = counts
 
     def read(self) -> Mapping[Role, int] | None:
         """What was written last."""

@@ -37,6 +37,8 @@ class RouterConfig:
         lame_duck_seconds: for which a router that is told to end still takes requests, until every node's proxy and
             every load balancer has heard of it.
         drain_seconds: that it then has for what it holds.
+        workers: its processes.
+        access_log: whether it logs each answer on standard output.
         redis: None shares nothing.
     """
 
@@ -47,6 +49,8 @@ class RouterConfig:
     template: Mapping[str, Any] | None = None
     lame_duck_seconds: float = 5.0
     drain_seconds: float = 60.0
+    workers: int = 1
+    access_log: bool = False
     redis: RedisConfig | None = None
 
 

@@ -201,7 +201,10 @@ def _arguments(service: InferenceService, config: RenderConfig) -> list[str]:
         "--binding", spec.router.binding.value,
         "--lame-duck-seconds", f"{router.lame_duck_seconds:g}",
         "--drain-seconds", f"{router.drain_seconds:g}",
+        *(("--wait-for-start-seconds", str(spec.wait_for_start_seconds)) if spec.wait_for_start_seconds else ()),
         *(() if spec.router.api_keys_secret_name is None else ("--api-key-file", f"{_KEYS_FOLDER}/keys")),
+        *(("--workers", str(router.workers)) if router.workers > 1 else ()),
+        *(("--access-log", "-") if router.access_log else ()),
         *_redis_arguments(router.redis),
     ]  # fmt: skip
 

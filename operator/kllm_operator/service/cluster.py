@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kllm_operator.history.folder import HistoryFolder
 from kllm_operator.kube.api import KubeApi
 from kllm_operator.kube.cache import Key
 from kllm_operator.kube.caches import Caches
@@ -31,6 +32,7 @@ class Cluster:
         want: wants a reconcile of a service, or of a standalone pool; must not wait or raise.
         wall: the time of day.
         turns: of all control loops.
+        history: where what services' loops decide from is written down; None: nowhere.
     """
 
     api: KubeApi
@@ -42,6 +44,7 @@ class Cluster:
     want: Callable[[Key | PoolKey], None]
     wall: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
     turns: Turns = field(default_factory=Turns)
+    history: HistoryFolder | None = None
 
     def now(self) -> str:
         """The time of day as conditions tell it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kllm_core.conditions import ConditionType, Reason
 from kllm_core.fleet import InstanceState
+from kllm_core.kinds.base import Scaling
 from kllm_core.kinds.status import ConditionStatus
 from kllm_core.objectives import Binding, Role
 from kllm_operator.loop.crashes import LastFailure, Pause
@@ -155,10 +156,21 @@ def paused(facts: Facts) -> State:
 
 
 def _ready(others: tuple[State, ...]) -> State:
-    true = {state.type for state in others if state.status is TRUE}
-    # Whoever serves has a model: what a revision lacks that is on its way keeps nobody from being served.
-    passed = {ConditionType.MODEL_AVAILABLE} if true.issuperset(_READY_OF.values()) else set()
-    missing = [state for state in others if state.type in _GATES and state.type not in true | passed]
+    true = {state.type: state for state in others if state.status is TRUE}
+    asleep = [kind for kind in _READY_OF.values() if kind in true and true[kind].reason == Reason.SCALED_TO_ZERO]
+    missing = [state for state in others if state.type in _GATES and state.type not in true]
+    if true.keys() >= set(_READY_OF.values()):
+        # Whoever serves has a model: what a revision lacks that is on its way keeps nobody from being served. At zero
+        # nobody needs one yet, unless it is known that there is none.
+        missing = [
+            state
+            for state in missing
+            if state.type != ConditionType.MODEL_AVAILABLE or (asleep and state.status is not UNKNOWN)
+        ]
+    if not missing and asleep:
+        return State(
+            ConditionType.READY, TRUE, Reason.SCALED_TO_ZERO, "nobody came for long; a request starts instances"
+        )
     if not missing:
         return State(ConditionType.READY, TRUE, Reason.SERVING, "requests are served")
     # What is wrong says more than what is on its way, and what is known more than what is not.
@@ -190,10 +202,15 @@ def _role(facts: Facts, role: Role) -> State:
     if ready >= least:
         return State(kind, TRUE, Reason.MINIMUM_READY, f"{ready} serve")
     if facts.report is not None and not facts.desired(role) and not ready:
-        return State(kind, FALSE, Reason.SCALED_TO_ZERO, "no instance is wanted")
+        return State(kind, TRUE if _wakes(facts) else FALSE, Reason.SCALED_TO_ZERO, "no instance is wanted")
     reason, why = next(_problems(facts, role), (Reason.STARTING, ""))
     counts = f"{ready} of {least} serve"
     return State(kind, FALSE, reason, f"{counts}; {why}" if why else counts)
+
+
+def _wakes(facts: Facts) -> bool:
+    """Whether the planner itself starts instances when somebody comes."""
+    return facts.service is not None and facts.service.spec.scaling is Scaling.SLO and not facts.paused
 
 
 def _problems(facts: Facts, role: Role) -> Iterator[tuple[str, str]]:
@@ -227,7 +244,7 @@ def _router(facts: Facts) -> State:
     counts = f"{routers.ready} of {routers.desired} ready"
     if not routers.ready:
         return State(kind, FALSE, routers.reason, f"{counts}; {routers.message}" if routers.message else counts)
-    if routers.knows_fleet is False:
+    if routers.knows_fleet is False and any(facts.desired(role) for role in Role):
         return State(kind, FALSE, Reason.STARTING, f"{counts}; they have not found a prefill and a decode instance yet")
     return State(kind, TRUE, Reason.AVAILABLE, counts)
 
@@ -278,6 +295,9 @@ def _degraded(facts: Facts) -> State:
     missing = sum(max(0, report.pools[role].slots_wanted - len(facts.slots(role))) for role in Role)
     if missing:
         return State(kind, TRUE, Reason.SLOTS_MISSING, f"{missing} of the slots that are to be kept are not there")
+    if facts.routers.unshared:
+        apart = f"each router counts its own requests only: {facts.routers.unshared}"
+        return State(kind, TRUE, Reason.ROUTERS_APART, apart)
     return State(kind, FALSE, Reason.AS_EXPECTED)
 
 

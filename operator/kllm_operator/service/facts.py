@@ -45,6 +45,7 @@ class Routers:
         reason: why fewer are ready; Starting if nothing is known to be wrong.
         message: the same for people.
         knows_fleet: a ready one has found an instance of each role that takes requests; None: not asked.
+        unshared: why they do not hear each other though they are to; empty when they do.
     """
 
     desired: int | None = None
@@ -52,6 +53,7 @@ class Routers:
     reason: str = Reason.STARTING
     message: str = ""
     knows_fleet: bool | None = None
+    unshared: str = ""
 
 
 @dataclass(frozen=True)

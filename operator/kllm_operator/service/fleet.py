@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 from kllm_core.kinds.service import InferenceService
 from kllm_core.objectives import Role
+from kllm_operator.fleet.levels import LevelReport
 from kllm_operator.fleet.watch import FleetWatch
 from kllm_operator.kube.resources import PODS
 from kllm_operator.loop.control import Control
@@ -52,9 +53,13 @@ class Fleet:
         self._plan = self._plan_of(service)
         self._substrate = PodSubstrate(self._plan, api=cluster.api, pods=cluster.caches.of(PODS), token=token)
         settings = with_chunks(cluster.loop, service)
-        self._watch = FleetWatch(token, levels=settings.levels)
+        self._publish = publish
+        self._history = None
+        if cluster.history is not None:
+            self._history = cluster.history.service(service.metadata.namespace, service.name)
+        self._watch = FleetWatch(token, levels=settings.levels, hear=self._hear)
         self._control = Control(
-            scaled_of(service), self._substrate, self._watch, tell=tell, publish=publish, settings=settings,
+            scaled_of(service), self._substrate, self._watch, tell=tell, publish=self._published, settings=settings,
             clock=time.monotonic, counts=pools, stopped=pools.stopped(paused=paused), turn=cluster.turns.wait,
         )  # fmt: skip
         self._control.pause(paused)
@@ -69,6 +74,11 @@ class Fleet:
     def ticking_seconds(self) -> float:
         """For how long the present tick of its loop lasts; 0 between two."""
         return self._control.ticking_seconds
+
+    @property
+    def unshared(self) -> str:
+        """Why routers do not hear each other though they are to; empty when they do."""
+        return self._watch.unshared
 
     def change(self, service: InferenceService, *, paused: bool) -> None:
         """Go on with another spec, or with pools that are others.
@@ -106,6 +116,17 @@ class Fleet:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.gather(self._substrate.close(), self._watch.close(), return_exceptions=True)
+        if self._history is not None:
+            self._history.close()
+
+    def _hear(self, report: LevelReport) -> None:
+        if self._history is not None:
+            self._history.hear(report)
+
+    def _published(self, report: Report) -> None:
+        self._publish(report)
+        if self._history is not None:
+            self._history.publish(report, complete=self._watch.forecast(time.monotonic()).complete)
 
     def _plan_of(self, service: InferenceService) -> PodPlan:
         owners = {}

@@ -29,7 +29,7 @@ def addresses(caches: Caches, service: Key) -> tuple[str, ...]:
     return tuple(found)
 
 
-def routers(caches: Caches, service: Key, *, knows_fleet: bool | None) -> Routers:
+def routers(caches: Caches, service: Key, *, knows_fleet: bool | None, unshared: str = "") -> Routers:
     """What the Deployment tells of them."""
     deployment = caches.of(DEPLOYMENTS).get(service[0], f"{service[1]}-router")
     if deployment is None:
@@ -42,6 +42,7 @@ def routers(caches: Caches, service: Key, *, knows_fleet: bool | None) -> Router
         reason=reason,
         message=message,
         knows_fleet=knows_fleet,
+        unshared=unshared,
     )
 
 

@@ -205,7 +205,13 @@ class ServiceRuntime(Kept):
 
     def _facts(self) -> Facts:
         return replace(
-            super()._facts(), routers=routers(self._cluster.caches, self._key, knows_fleet=self._knows_fleet)
+            super()._facts(),
+            routers=routers(
+                self._cluster.caches,
+                self._key,
+                knows_fleet=self._knows_fleet,
+                unshared="" if self._fleet is None else self._fleet.unshared,
+            ),
         )
 
     def _published(self, report: Report) -> None:

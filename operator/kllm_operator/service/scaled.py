@@ -47,4 +47,11 @@ def with_chunks(settings: LoopSettings, service: InferenceService) -> LoopSettin
 
 
 def _limits(role: RoleSpec) -> PoolLimits:
-    return PoolLimits(role.min_replicas, role.max_replicas, role.accelerator.count, slots=role.slots)
+    accelerator = role.accelerator
+    return PoolLimits(
+        role.min_replicas,
+        role.max_replicas,
+        accelerator.count,
+        slots=role.slots,
+        price=accelerator.price_per_gpu_hour,
+    )

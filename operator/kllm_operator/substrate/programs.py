@@ -101,6 +101,7 @@ class Commands:
             "--page-size", str(spec.cache.page_size),
             "--binding", spec.router.binding.value,
             "--drain-seconds", str(_ROUTER_DRAIN_SECONDS),
+            *(("--wait-for-start-seconds", str(spec.wait_for_start_seconds)) if spec.wait_for_start_seconds else ()),
             *(() if address.api_key_file is None else ("--api-key-file", str(address.api_key_file))),
             *self._parent(),
         )  # fmt: skip

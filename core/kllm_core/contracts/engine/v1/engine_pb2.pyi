@@ -137,7 +137,7 @@ class WatchLoadRequest(_message.Message):
     def __init__(self, interval_milliseconds: _Optional[int] = ..., deltas: _Optional[bool] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("sequence", "incarnation", "age_seconds", "role", "state", "running_requests", "queued_requests", "queued_tokens", "queued_uncached_tokens", "parked_requests", "parked_tokens", "parked_limit_tokens", "kv_used_tokens", "kv_evictable_tokens", "kv_total_tokens", "kv_high_water_tokens", "transferring_requests", "retracted_requests", "prefill_step_seconds", "decode_step_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "max_running_requests", "total_prefill_tokens", "total_decode_tokens", "total_prefill_busy_seconds", "message")
+    __slots__ = ("sequence", "incarnation", "age_seconds", "role", "state", "running_requests", "queued_requests", "queued_tokens", "queued_uncached_tokens", "parked_requests", "parked_tokens", "parked_limit_tokens", "kv_used_tokens", "kv_evictable_tokens", "kv_total_tokens", "kv_high_water_tokens", "transferring_requests", "retracted_requests", "prefill_step_seconds", "decode_step_seconds", "prefill_tokens_per_second", "decode_tokens_per_second", "max_running_requests", "total_prefill_tokens", "total_decode_tokens", "total_prefill_busy_seconds", "message", "accept_length")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,7 @@ class LoadReport(_message.Message):
     TOTAL_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_PREFILL_BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     incarnation: int
     age_seconds: float
@@ -192,7 +193,8 @@ class LoadReport(_message.Message):
     total_decode_tokens: int
     total_prefill_busy_seconds: float
     message: str
-    def __init__(self, sequence: _Optional[int] = ..., incarnation: _Optional[int] = ..., age_seconds: _Optional[float] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., queued_uncached_tokens: _Optional[int] = ..., parked_requests: _Optional[int] = ..., parked_tokens: _Optional[int] = ..., parked_limit_tokens: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_evictable_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., kv_high_water_tokens: _Optional[int] = ..., transferring_requests: _Optional[int] = ..., retracted_requests: _Optional[int] = ..., prefill_step_seconds: _Optional[float] = ..., decode_step_seconds: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., max_running_requests: _Optional[int] = ..., total_prefill_tokens: _Optional[int] = ..., total_decode_tokens: _Optional[int] = ..., total_prefill_busy_seconds: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
+    accept_length: float
+    def __init__(self, sequence: _Optional[int] = ..., incarnation: _Optional[int] = ..., age_seconds: _Optional[float] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., queued_uncached_tokens: _Optional[int] = ..., parked_requests: _Optional[int] = ..., parked_tokens: _Optional[int] = ..., parked_limit_tokens: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_evictable_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., kv_high_water_tokens: _Optional[int] = ..., transferring_requests: _Optional[int] = ..., retracted_requests: _Optional[int] = ..., prefill_step_seconds: _Optional[float] = ..., decode_step_seconds: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., max_running_requests: _Optional[int] = ..., total_prefill_tokens: _Optional[int] = ..., total_decode_tokens: _Optional[int] = ..., total_prefill_busy_seconds: _Optional[float] = ..., message: _Optional[str] = ..., accept_length: _Optional[float] = ...) -> None: ...
 
 class WatchCacheRequest(_message.Message):
     __slots__ = ("incarnation", "from_sequence")

@@ -1,4 +1,4 @@
-"""Writes down what a control loop that runs here decides from."""
+"""Writes down what one control loop decides from."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Self
 
 import structlog
 
-from kllm.history.file import Writer
-from kllm.history.moment import Header, Moment
 from kllm_operator.fleet.levels import LevelReport
+from kllm_operator.history.moment import Header, Moment
+from kllm_operator.history.writer import Writer
 from kllm_operator.loop.report import Report
 
 _log = structlog.get_logger(__name__)
@@ -64,11 +64,20 @@ class Recorder:
         levels, self._levels = tuple(self._levels), []
         if self._writer is None:
             return
-        seen = report.snapshot
         try:
-            self._writer.add(
-                Moment(seen.fleet.taken_at, report.desired, seen.observed, dict(report.told), levels, complete=complete)
-            )
+            self._writer.add(moment_of(report, levels, complete=complete))
         except OSError as error:
             self._writer = None
             _log.error("RecordingEnded", path=str(self._path), why=error.strerror)
+
+
+def moment_of(report: Report, levels: tuple[LevelReport, ...], *, complete: bool) -> Moment:
+    """A tick as it is written down.
+
+    Args:
+        report: of the loop.
+        levels: what routers have told since the tick before.
+        complete: no router is silent.
+    """
+    seen = report.snapshot
+    return Moment(seen.fleet.taken_at, report.desired, seen.observed, dict(report.told), levels, complete=complete)

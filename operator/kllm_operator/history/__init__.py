@@ -1,0 +1,1 @@
+"""What control loops decided from, written down for `kllm replay`."""
