@@ -56,6 +56,9 @@ class FixedFleet:
     def binding(self, prefill: Endpoint) -> Binding:
         return Binding.LATE
 
+    def bind_after(self, request: EngineRequest) -> float | None:
+        return None
+
     @contextlib.contextmanager
     def watch(self, rid: str, prefill: Endpoint) -> Iterator[SilentWatch]:
         yield SilentWatch()

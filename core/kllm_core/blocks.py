@@ -36,23 +36,35 @@ def extend_chain(parent: int, token_ids: Sequence[int], page_size: int) -> list[
     Raises:
         ValueError: page size below 1, or an id outside its range.
     """
-    if page_size < 1:
-        raise ValueError(f"page_size must be at least 1, got {page_size}")
-    full = len(token_ids) // page_size * page_size
-    wide = np.asarray(token_ids[:full], dtype=np.int64)
-    if full and (wide.min() < 0 or wide.max() > 0xFFFFFFFF):
-        raise ValueError("token ids must be in 0 to 4294967295")
-    data = memoryview(wide.astype("<u4").tobytes())
-    width = page_size * 4
-    hashes = []
-    for start in range(0, full * 4, width):
-        state = xxhash.xxh3_64(parent.to_bytes(_HASH_BYTES, "little"))
-        state.update(data[start : start + width])
-        parent = state.intdigest()
-        hashes.append(parent)
+    hashes: list[int] = _chain(parent, token_ids, page_size).tolist()
     return hashes
 
 
 def block_hashes(token_ids: Sequence[int], page_size: int, *, adapter: str = "", salt: str = "") -> list[int]:
     """Hashes of all full blocks of a prompt, from its start. See `extend_chain`."""
     return extend_chain(root_hash(adapter=adapter, salt=salt), token_ids, page_size)
+
+
+def block_hash_array(
+    token_ids: Sequence[int], page_size: int, *, adapter: str = "", salt: str = ""
+) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """The same as `block_hashes`, as an array."""
+    return _chain(root_hash(adapter=adapter, salt=salt), token_ids, page_size)
+
+
+def _chain(parent: int, token_ids: Sequence[int], page_size: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    if page_size < 1:
+        raise ValueError(f"page_size must be at least 1, got {page_size}")
+    full = len(token_ids) // page_size * page_size
+    wide = np.asarray(token_ids[:full], dtype=np.int64)
+    if full and (wide.min() < 0 or wide.max() > 0xFFFFFFFF):
+        raise ValueError("token ids must be in 0 to 4294967295")
+    data = wide.astype("<u4").tobytes()
+    width = page_size * 4
+    digest, before = xxhash.xxh3_64_digest, parent.to_bytes(_HASH_BYTES, "little")
+    digests = []
+    for start in range(0, full * 4, width):
+        # A digest is big-endian, and a parent is hashed as a little-endian number.
+        before = digest(before + data[start : start + width])[::-1]
+        digests.append(before)
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)

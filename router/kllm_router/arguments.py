@@ -11,8 +11,10 @@ from pathlib import Path
 
 from kllm_core.authentication import read_token_file
 from kllm_core.objectives import Binding
+from kllm_router.frontend.keys import ApiKey, KeysError
+from kllm_router.frontend.keys import read_keys as read_key_file
 from kllm_router.scheduling.budget import BudgetSettings
-from kllm_router.settings import HttpLimits, RecoverySettings, Settings, Timeouts
+from kllm_router.settings import HttpLimits, RecoverySettings, Settings, Timeouts, WaitSettings
 from kllm_router.shared.address import RedisAddress, parse_address
 from kllm_router.shared.exceptions import AddressError
 
@@ -44,6 +46,38 @@ class FleetPods:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """Files of PEM.
+
+    Attributes:
+        chain: the server's certificate, and those between it and its authority.
+        key: its private key, without a passphrase.
+    """
+
+    chain: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a worker process has from the one that started it.
+
+    Attributes:
+        number: its place among the workers, from 0.
+        socket: descriptor of the socket that it accepts clients on.
+        ready: descriptor of the pipe that it tells where it listens.
+        folder: where workers of one router tell each other what they do.
+        replaces: whether it stands for one that has ended.
+    """
+
+    number: int
+    socket: int
+    ready: int
+    folder: Path
+    replaces: bool
+
+
+@dataclass(frozen=True)
 class Arguments:
     """What the router was started with.
 
@@ -51,8 +85,14 @@ class Arguments:
         grpc_listen: None without gRPC.
         context_tokens: None takes what instances and model say.
         parent_pid: whom to end with; None without.
-        redis: where routers of the service tell each other what they have in flight, or the file that says so; None
-            shares nothing.
+        ttft_seconds: objective beyond which new requests are refused; None refuses none for being late.
+        key_file: where clients' keys are; None needs none.
+        keys: what it held.
+        certificate: None speaks plain HTTP.
+        access_log: file, or `-` for standard output; None without.
+        workers: processes that serve.
+        worker: None in a process that is the only one, or that starts workers.
+        redis: where routers of the service tell each other what they do, or the file that says so; None shares nothing.
     """
 
     listen: tuple[str, int]
@@ -64,7 +104,13 @@ class Arguments:
     context_tokens: int | None
     page_size: int
     binding: Binding
-    api_keys: frozenset[str]
+    ttft_seconds: float | None
+    key_file: Path | None
+    keys: tuple[ApiKey, ...]
+    certificate: Certificate | None
+    access_log: str | None
+    workers: int
+    worker: Worker | None
     parent_pid: int | None
     lame_duck_seconds: float
     drain_seconds: float
@@ -91,7 +137,9 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         silence=given.silence_seconds,
         total=given.total_seconds,
     )
-    http = HttpLimits(body_bytes=given.max_body_bytes, connections=given.max_connections)
+    http = HttpLimits(
+        head_bytes=given.max_header_bytes, body_bytes=given.max_body_bytes, connections=given.max_connections
+    )
     try:
         token = read_token_file(given.token_file)
     except (OSError, ValueError) as error:
@@ -106,7 +154,13 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         context_tokens=given.context_tokens,
         page_size=given.page_size,
         binding=given.binding,
-        api_keys=read_keys(given.api_key_file),
+        ttft_seconds=None if given.ttft_objective_milliseconds is None else given.ttft_objective_milliseconds / 1e3,
+        key_file=given.api_key_file,
+        keys=read_keys(given.api_key_file),
+        certificate=_certificate(parser, given),
+        access_log=given.access_log,
+        workers=given.workers,
+        worker=given.as_worker,
         parent_pid=given.parent_pid,
         lame_duck_seconds=given.lame_duck_seconds,
         drain_seconds=given.drain_seconds,
@@ -119,6 +173,11 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
                 continue_streams=given.continue_streams,
                 patience_seconds=given.patience_seconds,
                 budget=BudgetSettings(share=given.retry_share, floor=given.retry_floor),
+            ),
+            wait=WaitSettings(
+                seconds=given.wait_for_start_seconds,
+                requests=given.wait_for_start_requests,
+                bytes=given.wait_for_start_bytes,
             ),
         ),
     )
@@ -146,8 +205,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--page-size", type=_positive, default=16, help="tokens per KV block")
     add("--binding", type=Binding, choices=list(Binding), default=Binding.LATE, help="when decode is chosen")
     add(
-        "--api-key-file", type=Path, help="file with the keys that clients may use, one a line; left out: no key needed"
+        "--ttft-objective-milliseconds",
+        type=_positive,
+        help="answer 429 at once to requests whose first token is expected later; with too many, keys share fairly",
     )
+    add(
+        "--api-key-file",
+        type=Path,
+        help="file with the keys that clients may use, or their SHA-256, and their limits, one a line; read again when "
+        "it changes; left out: no key needed",
+    )
+    add("--tls-certificate-file", type=Path, metavar="PEM", help="certificate for HTTPS; read again when it changes")
+    add("--tls-key-file", type=Path, metavar="PEM", help="its private key")
+    add("--access-log", metavar="FILE", help="log each answer as a line of JSON, without prompts; - is standard output")
+    add("--workers", type=_positive, default=1, help="processes that serve on the same port, one for each core")
+    add("--as-worker", type=_worker, help=argparse.SUPPRESS)
     add("--parent-pid", type=int, help="end when this process, the parent, ends")
     add(
         "--lame-duck-seconds",
@@ -181,7 +253,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--retry-share", type=_share, default=budget.share, help="retries per request, over ten seconds")
     add("--retry-floor", type=_count, default=budget.floor, help="retries that ten seconds always allow")
+    wait = WaitSettings()
+    add(
+        "--wait-for-start-seconds",
+        type=_seconds,
+        default=wait.seconds,
+        help="how long a new request waits for instances to start while none serves; 0: it is refused at once",
+    )
+    add("--wait-for-start-requests", type=_positive, default=wait.requests, help="most requests that wait so")
+    add("--wait-for-start-bytes", type=_positive, default=wait.bytes, help="most bytes of requests that wait so")
     add("--total-seconds", type=_seconds, default=defaults.total, help="for a whole request")
+    add("--max-header-bytes", type=_positive, default=http.head_bytes, help="longest head of a request")
     add("--max-body-bytes", type=_positive, default=http.body_bytes, help="largest request body")
     add("--max-connections", type=_positive, default=http.connections, help="most client connections")
     redis = parser.add_mutually_exclusive_group()
@@ -269,18 +351,32 @@ def _number(text: str, wanted: str) -> float:
     return value
 
 
-def read_keys(path: Path | None) -> frozenset[str]:
-    """Keys that clients may use, one a line; none are needed without a file.
+def read_keys(path: Path | None) -> tuple[ApiKey, ...]:
+    """Keys that clients may use; none are needed without a file.
 
     Raises:
         ArgumentError: the file cannot be used.
     """
     if path is None:
-        return frozenset()
+        return ()
     try:
-        keys = frozenset(line.strip() for line in path.read_text().splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"--api-key-file: {path} cannot be read: {error}") from error
-    if not keys:
-        raise ArgumentError(f"--api-key-file: {path} holds no key; leave the flag out to need none")
-    return keys
+        return tuple(read_key_file(path))
+    except KeysError as error:
+        raise ArgumentError(f"--api-key-file: {error}") from error
+
+
+def _certificate(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Certificate | None:
+    chain, key = given.tls_certificate_file, given.tls_key_file
+    if (chain is None) != (key is None):
+        parser.error("--tls-certificate-file and --tls-key-file belong together")
+    return None if chain is None else Certificate(chain, key)
+
+
+def write_worker(worker: Worker) -> str:
+    """Value of the flag that `parse` reads a worker from."""
+    return f"{worker.number}:{worker.socket}:{worker.ready}:{int(worker.replaces)}:{worker.folder}"
+
+
+def _worker(text: str) -> Worker:
+    number, socket, ready, replaces, folder = text.split(":", 4)
+    return Worker(int(number), int(socket), int(ready), Path(folder), replaces == "1")

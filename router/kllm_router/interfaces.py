@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kllm_core.objectives import Binding, Role
+from kllm_router.scheduling.quota import Spent
 from kllm_router.scheduling.share import Share
 from kllm_router.scheduling.silence import Awaited
 
@@ -53,6 +54,8 @@ class EngineRequest:
         max_new_tokens: None when the client set no limit.
         adapter: LoRA adapter; part of the cache key.
         salt: cache salt; part of the cache key.
+        key: name of the client's API key; empty where none is needed.
+        trace: header lines of the client's trace context for engines, each with its end; empty without any.
     """
 
     rid: str
@@ -65,6 +68,8 @@ class EngineRequest:
     model: str = ""
     adapter: str = ""
     salt: str = ""
+    key: str = ""
+    trace: str = ""
 
 
 class Preparer(Protocol):
@@ -187,6 +192,10 @@ class FleetView(Protocol):
         """When to choose the decode instance of a request on `prefill`: the wish, cut to what the instance can do."""
         ...
 
+    def bind_after(self, request: EngineRequest) -> float | None:
+        """Seconds from sending a prompt until its decode instance is asked just in time; None: when it is computed."""
+        ...
+
     def watch(self, rid: str, endpoint: Endpoint) -> AbstractContextManager[RequestWatch]:
         """Subscribe to events of `rid` from an instance; enter it before the request is posted."""
         ...
@@ -205,14 +214,18 @@ class FleetView(Protocol):
 
 
 class SharedLoad(Protocol):
-    """What the other routers of the service have in flight. All calls return at once."""
+    """What the other routers of the service do. All calls return at once."""
 
     def of(self, instance_id: str, now: float) -> Share:
         """What they have on an instance at a moment of the monotonic clock."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """How well they are heard, for people: {"up", "address", "problem", "routers"}."""
+    def spent(self, key: str, now: float) -> Spent:
+        """What they let a key take, at the same moment."""
+        ...
+
+    def status(self) -> dict[str, Any] | None:
+        """How well they are heard, for people: {"up", "address", "problem", "routers"}; None where there are none."""
         ...
 
 
@@ -226,6 +239,16 @@ class StageTimes:
     transfer: float | None = None
     first_token: float | None = None
     per_output_token: float | None = None
+
+    @property
+    def prefilled(self) -> float | None:
+        """Queue and prefill together."""
+        return None if self.queue is None or self.prefill is None else self.queue + self.prefill
+
+    @property
+    def handover(self) -> float | None:
+        """Bind and transfer together."""
+        return None if self.bind is None or self.transfer is None else self.bind + self.transfer
 
 
 @dataclass(frozen=True)

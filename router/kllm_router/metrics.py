@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from kllm_core.metrics import LATENCY_BOUNDS_SECONDS, ROUTER_PREFIX
 
@@ -12,14 +15,20 @@ if TYPE_CHECKING:
     from kllm_core.objectives import Role
     from kllm_router.interfaces import RequestSummary
 
+SHARED_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Where worker processes of a router keep their metrics together; set before this module is imported."""
+_MOST_KEYS = 200
+"""Keys with a label of their own; all further ones are `other`."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class RouterMetrics:
-    """All metrics, in one registry."""
+    """All metrics, in one registry. The page of a worker process has the sums over all workers, past ones included."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._followed: list[tuple[Gauge, Callable[[], float]]] = []
+        self._limited_keys: set[str] = set()
         self._requests = self._counter("requests", "Answered requests.", "endpoint", "code")
         self._errors = self._counter(
             "request_errors", "Requests that failed, by the stage they were in.", "stage", "code"
@@ -37,10 +46,16 @@ class RouterMetrics:
             "Instances that get nothing new because they failed too often.",
             ("role",),
             registry=self.registry,
+            multiprocess_mode="livemax",
         )
         self._tokens = self._counter("tokens", "Tokens of finished requests: prompt, cached, completion.", "kind")
-        self.inflight = Gauge(f"{ROUTER_PREFIX}_inflight_requests", "Requests in work.", registry=self.registry)
-        self.connections = Gauge(f"{ROUTER_PREFIX}_client_connections", "Open connections.", registry=self.registry)
+        self.inflight = self._sum("inflight_requests", "Requests in work.")
+        self.waiting = self._sum("waiting_requests", "Requests that wait for instances to start since none serves.")
+        self.connections = self._sum("client_connections", "Open connections.")
+        self._limited = self._counter("limited", "Requests that a key's quota refused.", "key")
+        self._reloads = self._counter("reloads", "Files of keys and certificates that had changed.", "what", "outcome")
+        self._dropped = self._counter("access_log_dropped", "Lines of the access log that were lost.")
+        self._replaced = self._counter("workers_replaced", "Worker processes that ended and were started anew.")
         self._stages = {
             name: Histogram(
                 f"{ROUTER_PREFIX}_request_{name}_seconds", text, buckets=LATENCY_BOUNDS_SECONDS, registry=self.registry
@@ -75,6 +90,26 @@ class RouterMetrics:
         """An instance gets nothing new for a while."""
         self._ejections.labels(role.value, reason).inc()
 
+    def limited(self, key: str) -> None:
+        """A key's quota has refused a request."""
+        if key not in self._limited_keys:
+            if len(self._limited_keys) >= _MOST_KEYS:
+                key = "other"
+            self._limited_keys.add(key)
+        self._limited.labels(key).inc()
+
+    def reloaded(self, what: str, *, used: bool) -> None:
+        """A file of keys or a certificate had changed, and could be used or not."""
+        self._reloads.labels(what, "used" if used else "refused").inc()
+
+    def dropped(self, lines: int) -> None:
+        """Lines of the access log were lost."""
+        self._dropped.inc(lines)
+
+    def replaced_worker(self) -> None:
+        """This process stands for one that has ended."""
+        self._replaced.inc()
+
     def request_ended(self, summary: RequestSummary) -> None:
         """Count a request that was paired, however it ended."""
         times, usage = summary.times, summary.usage
@@ -98,9 +133,26 @@ class RouterMetrics:
             if tokens:
                 self._tokens.labels(kind).inc(tokens)
 
+    def follow(self, gauge: Gauge, value: Callable[[], float]) -> None:
+        """Take a gauge's value from a function, at each `refresh`."""
+        self._followed.append((gauge, value))
+
+    def refresh(self) -> None:
+        """Let followed gauges say what is so now; the pages of other workers are made without asking this one."""
+        for gauge, value in self._followed:
+            gauge.set(value())
+
     def text(self) -> bytes:
         """Prometheus' text format."""
-        return generate_latest(self.registry)
+        self.refresh()
+        if SHARED_FOLDER_VARIABLE not in os.environ:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+    def _sum(self, name: str, text: str) -> Gauge:
+        return Gauge(f"{ROUTER_PREFIX}_{name}", text, registry=self.registry, multiprocess_mode="livesum")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{ROUTER_PREFIX}_{name}", text, labels, registry=self.registry)
@@ -115,7 +167,8 @@ class DiscoveryMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"{ROUTER_PREFIX}_discovery_{name}", text, registry=registry)
+            # Of several workers the one that is worst off for word of the API server tells.
+            return Gauge(f"{ROUTER_PREFIX}_discovery_{name}", text, registry=registry, multiprocess_mode="livemin")
 
         self._connected = gauge("connected", "1 while the API server tells of pods; else the last known fleet stays.")
         self._instances = gauge("instances", "Instances that are known.")
@@ -158,8 +211,12 @@ class SharedMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         prefix = f"{ROUTER_PREFIX}_shared"
-        self.up = Gauge(f"{prefix}_up", "1 while load is shared with other routers.", registry=registry)
-        self.routers = Gauge(f"{prefix}_routers", "Other routers that are heard.", registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"{prefix}_{name}", text, registry=registry, multiprocess_mode="livemin")
+
+        self.up = gauge("up", "1 while load is shared with other routers.")
+        self.routers = gauge("routers", "Other routers, or other workers, that are heard.")
         self.round_trip = Histogram(
             f"{prefix}_round_trip_seconds",
             "One exchange with Redis.",

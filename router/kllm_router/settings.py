@@ -96,6 +96,18 @@ class RecoverySettings:
 
 
 @dataclass(frozen=True)
+class WaitSettings:
+    """What becomes of new requests while no instance serves, such as those that a service at zero wakes up for."""
+
+    seconds: float = 0.0
+    """How long such a request waits for instances to start; 0: it is refused at once."""
+    requests: int = 1024
+    """That wait at a time; further ones are refused."""
+    bytes: int = 64 * 1024 * 1024
+    """Of all that wait, as engines will get them; what would be more is refused."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """All of them."""
 
@@ -103,5 +115,6 @@ class Settings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     pool: PoolLimits = field(default_factory=PoolLimits)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    wait: WaitSettings = field(default_factory=WaitSettings)
     sweep_seconds: float = 0.5
     """How often deadlines of connections are checked; their precision."""

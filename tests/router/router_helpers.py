@@ -16,13 +16,14 @@ from router.fake_engine import FakeEngine
 
 from kllm_core.objectives import Binding, Role
 from kllm_router.frontend.application import RouterApplication
+from kllm_router.frontend.gate import Gate
 from kllm_router.frontend.http_server import HttpServer
 from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, EventKind, RequestSummary, WatchedEvent
 from kllm_router.metrics import RouterMetrics
 from kllm_router.proxy.pairing import Pairing
 from kllm_router.proxy.upstream import EngineClient
 from kllm_router.scheduling.silence import Awaited
-from kllm_router.settings import HttpLimits, PoolLimits, RecoverySettings, Settings, Timeouts
+from kllm_router.settings import HttpLimits, PoolLimits, RecoverySettings, Settings, Timeouts, WaitSettings
 
 TOKEN = "fleet-token-of-the-test"
 
@@ -52,6 +53,7 @@ class FakeFleet:
         self.judged: list[tuple[str, bool]] = []
         self.forgetful: set[str] = set()
         self.wish = Binding.LATE
+        self.bind_seconds: float | None = None
         self.ready = True
         self.known = True
         self.prefill_error: ApiError | None = None
@@ -98,6 +100,9 @@ class FakeFleet:
 
     def binding(self, prefill: Endpoint) -> Binding:
         return self.wish
+
+    def bind_after(self, request: EngineRequest) -> float | None:
+        return self.bind_seconds
 
     @contextmanager
     def watch(self, rid: str, endpoint: Endpoint) -> Iterator[FakeWatch]:
@@ -200,7 +205,7 @@ class Router:
             engine.script = script
 
 
-def settings(**changes: Any) -> Settings:
+def settings(wait: WaitSettings | None = None, **changes: Any) -> Settings:
     """Settings with some fields of any of their parts changed, and quick sweeps."""
     parts: dict[str, Any] = {
         "http": HttpLimits(),
@@ -211,12 +216,12 @@ def settings(**changes: Any) -> Settings:
     for name, value in changes.items():
         part = next(key for key, part in parts.items() if name in {f.name for f in dataclasses.fields(part)})
         parts[part] = dataclasses.replace(parts[part], **{name: value})
-    return Settings(**parts, sweep_seconds=0.02)
+    return Settings(**parts, wait=wait or WaitSettings(), sweep_seconds=0.02)
 
 
 @asynccontextmanager
 async def router(
-    *, api_keys: frozenset[str] = frozenset(), prefills: int = 1, decodes: int = 1, **changes: Any
+    *, gate: Gate | None = None, prefills: int = 1, decodes: int = 1, **changes: Any
 ) -> AsyncIterator[Router]:
     """Run a router over fake engines."""
     chosen = settings(**changes)
@@ -230,11 +235,9 @@ async def router(
         summaries: list[RequestSummary] = []
         pairing.listeners.append(summaries.append)
         preparer = FakePreparer()
-        application = RouterApplication(
-            preparer=preparer, pairing=pairing, fleet=fleet, metrics=metrics, api_keys=api_keys
-        )
+        application = RouterApplication(preparer=preparer, pairing=pairing, fleet=fleet, metrics=metrics, gate=gate)
         server = HttpServer(application, chosen, on_sweep=client.sweep)
-        _, port = await server.start("127.0.0.1", 0)
+        _, port = await server.start(("127.0.0.1", 0))
         try:
             yield Router(ps, ds, fleet, preparer, pairing, client, server, metrics, port, summaries)
         finally:

@@ -7,10 +7,17 @@ import pytest
 from router.fake_engine import answer, hang, stream
 from router.router_helpers import connected, router, until
 
+from kllm_router.frontend.gate import Gate
+from kllm_router.frontend.keys import KeyRing, parse_keys
+
 BODY = b'{"model":"m","messages":[]}'
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def keyed(text: str) -> Gate:
+    return Gate(keys=KeyRing(parse_keys(text)))
 
 
 def error_of(response) -> dict:
@@ -171,7 +178,7 @@ async def test_invalid_json_is_the_clients_error_and_reaches_no_engine():
 
 
 async def test_an_api_key_is_needed_where_there_is_one():
-    async with router(api_keys=frozenset({"secret-key"})) as r, connected(r) as client:
+    async with router(gate=keyed("secret-key")) as r, connected(r) as client:
         for given in ({}, {"authorization": "Bearer other"}, {"authorization": "Basic secret-key"}):
             client.post(headers=given)
             response = await client.answer()
@@ -187,7 +194,7 @@ async def test_an_api_key_is_needed_where_there_is_one():
 
 
 async def test_a_large_body_without_a_valid_key_is_not_read():
-    async with router(api_keys=frozenset({"secret-key"})) as r, connected(r) as client:
+    async with router(gate=keyed("secret-key")) as r, connected(r) as client:
         client.send(HEAD + b"content-length: 1000000\r\n\r\n")
         assert (await client.answer()).status == 401
         assert await client.closed()

@@ -88,6 +88,43 @@ async def test_decode_is_not_asked_before_prefill_is_done():
         assert (await client.answer()).status == 200
 
 
+async def test_just_in_time_decode_is_asked_while_the_prompt_is_computed():
+    async with router() as r, connected(r) as client:
+        r.fleet.wish, r.fleet.bind_seconds = Binding.JUST_IN_TIME, 0.03
+        r.decode.script = stream("a")
+        client.post(stream=True)
+        await until(lambda: r.decode.calls)
+        assert r.prefill.calls[0].body["rid"] == r.decode.calls[0].body["rid"]
+        r.prefill_done()
+        answer = await client.answer()
+    assert answer.status == 200
+    assert answer.headers["x-kllm-binding"] == "JustInTime"
+
+
+@pytest.mark.parametrize("after", [None, 60.0])
+async def test_just_in_time_a_prompt_that_is_done_sooner_is_bound_when_it_is_done(after: float | None):
+    async with router() as r, connected(r) as client:
+        r.fleet.wish, r.fleet.bind_seconds = Binding.JUST_IN_TIME, after
+        r.decode.script = stream("a")
+        client.post(stream=True)
+        await until(lambda: r.prefill.calls)
+        assert not r.decode.calls
+        r.prefill_done()
+        assert (await client.answer()).status == 200
+
+
+async def test_just_in_time_a_prompt_that_fails_before_its_time_is_computed_elsewhere():
+    async with router(prefills=2) as r, connected(r) as client:
+        r.fleet.wish, r.fleet.bind_seconds = Binding.JUST_IN_TIME, 60.0
+        r.decode.script = stream("a")
+        client.post(stream=True)
+        await until(lambda: r.prefill.calls)
+        r.fleet.tell(EventKind.INSTANCE_LOST, of="p0", reason="Gone", message="gone")
+        await until(lambda: r.prefills[1].calls)
+        r.prefill_done(of="p1")
+        assert (await client.answer()).status == 200
+
+
 async def test_a_requeued_prompt_is_bound_at_once():
     async with router() as r, connected(r) as client:
         r.decode.script = stream("a")

@@ -14,13 +14,30 @@ from kllm_core.objectives import Binding, Role
 from kllm_router.discovery.instances import DiscoveredInstance
 from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, EventKind, WatchedEvent
 from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
+from kllm_router.scheduling.admission import AdmissionSettings
 from kllm_router.scheduling.silence import Awaited
+from kllm_router.scheduling.slack import SlackSettings
 
 IDS = list(range(40))
 
 
 def request(rid: str = "r" * 32, ids: list[int] | None = None, **values: object) -> EngineRequest:
     return EngineRequest(rid, "/v1/completions", {}, ids or IDS, **values)
+
+
+def other(number: int) -> EngineRequest:
+    """A request with a prompt like no other."""
+    return request(f"{number:032x}", list(range(number * 1000, number * 1000 + 40)))
+
+
+def come_and_go(view: AgentFleetView) -> set[str]:
+    """Where a prompt is sent that each time leaves before it is computed, so that nothing is expected of it."""
+    chosen = set()
+    for _ in range(4):
+        endpoint = view.choose_prefill(request())
+        view.finished(request().rid, endpoint)
+        chosen.add(endpoint.instance_id)
+    return chosen
 
 
 @pytest.fixture
@@ -174,12 +191,12 @@ async def test_a_cached_prefix_draws_requests_until_it_is_gone(view: AgentFleetV
     agents[1].load(queued_uncached_tokens=20)
     await wait_until(lambda: shown(view, "p0")["load"]["queued_uncached_tokens"] == 10)
     await wait_until(lambda: shown(view, "p1")["load"]["queued_uncached_tokens"] == 20)
-    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p1"}
+    assert come_and_go(view) == {"p1"}
 
     removed = engine_pb2.BlocksRemoved(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=blocks[:1])
     agents[1].change_cache(engine_pb2.CacheUpdate(sequence=8, removed=removed))
     await wait_until(lambda: shown(view, "p1")["cached_blocks"] == 9)
-    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p0"}
+    assert come_and_go(view) == {"p0"}
 
 
 async def test_a_gap_in_the_cache_stream_is_filled_by_a_snapshot(view: AgentFleetView, agents: list[ScriptedAgent]):
@@ -248,7 +265,7 @@ async def test_an_agent_that_dies_loses_its_requests_and_gets_nothing_new(
     await wait_until(lambda: {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p1"})
     await agents[0].start()
     await wait_until(lambda: shown(view, "p0")["connected"])
-    await wait_until(lambda: {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p0", "p1"})
+    await wait_until(lambda: {view.choose_prefill(other(n)).instance_id for n in range(4)} == {"p0", "p1"})
 
 
 async def test_an_engine_without_a_sign_of_life_loses_its_requests_and_gets_nothing_new(
@@ -295,7 +312,7 @@ async def test_an_instance_that_fails_too_often_gets_nothing_until_it_passes(vie
     # What has failed this request is worse than what has failed others.
     assert view.choose_prefill(request(), excluded=frozenset({"p1"})).instance_id == "p0"
     view.judge(endpoint, passed=True)
-    assert {view.choose_prefill(request()).instance_id for _ in range(4)} == {"p0", "p1"}
+    assert {view.choose_prefill(other(n)).instance_id for n in range(4)} == {"p0", "p1"}
 
 
 async def test_the_instance_that_computed_a_prompt_before_is_preferred_while_it_serves(
@@ -407,14 +424,16 @@ async def test_late_binding_is_not_asked_of_an_instance_that_cannot_do_it(
     assert view.binding(Endpoint("gone", Role.PREFILL, "h", 1)) is Binding.EARLY
 
 
-async def test_who_cannot_bind_just_in_time_binds_late(
+async def test_who_can_bind_late_can_bind_just_in_time_and_others_bind_early(
     views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]
 ):
+    agents[1].facts.bindings[:] = [engine_pb2.BINDING_EARLY]
     view = views(binding=Binding.JUST_IN_TIME)
     follow(view, agents)
-    await wait_until(lambda: view.book.records["p0"].endpoint is not None)
+    await wait_until(lambda: all(view.book.records[name].endpoint is not None for name in ("p0", "p1")))
 
-    assert view.binding(view.book.records["p0"].endpoint) is Binding.LATE
+    bindings = {name: view.binding(view.book.records[name].endpoint) for name in ("p0", "p1")}
+    assert bindings == {"p0": Binding.JUST_IN_TIME, "p1": Binding.EARLY}
 
 
 async def test_an_agent_without_a_server_is_followed_until_it_has_one(
@@ -451,3 +470,54 @@ async def test_whoever_waits_for_an_instance_hears_when_one_begins_to_serve(
     decoders[0].facts.state = engine_pb2.INSTANCE_STATE_SERVING
     await asyncio.wait_for(waiting, 10)
     assert view.ready
+
+
+async def test_a_request_that_would_be_late_is_refused_and_one_that_is_in_is_not(
+    views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]
+):
+    for agent in agents[:2]:
+        agent.load(queued_uncached_tokens=50_000)
+    view = views(admission=AdmissionSettings(slack=SlackSettings(ttft_seconds=1.0)))
+    follow(view, agents)
+    await wait_until(lambda: view.ready and all(record.taken_at is not None for record in view.book.ordered))
+
+    with pytest.raises(ApiError, match="objective") as refused:
+        view.choose_prefill(request(key="someone"))
+
+    assert refused.value.status == 429
+    assert refused.value.retry_after >= 1.0
+    assert view.choose_prefill(request(key="someone"), excluded=frozenset({"p1"})).instance_id == "p0"
+
+
+async def test_what_prompts_and_transfers_took_is_learned(view: AgentFleetView, agents: list[ScriptedAgent]):
+    for number in range(40):
+        sent = request(f"{number:032x}", list(range(number * 5000, number * 5000 + 4000)))
+        prefill = view.choose_prefill(sent)
+        agent = next(each for each in agents if each.id == prefill.instance_id)
+        with view.watch(sent.rid, prefill) as watch:
+            view.started(sent.rid, prefill, 4000)
+            agent.tell(sent.rid, "PREFILL_DONE", prompt_tokens=4000, cached_tokens=0, prefill_seconds=8.0)
+            await heard(watch)
+            view.choose_decode(sent, prefill)
+            agent.tell(sent.rid, "RELEASED", reason="Transferred")
+            await heard(watch)
+        view.finished(sent.rid, prefill)
+
+    journeys = view._journeys
+    assert journeys.prompts.learner.timing.seconds(4000) == pytest.approx(8.0, rel=0.1)
+    assert journeys.transfers._ratios
+    assert journeys._handovers == journeys._predicted == {}
+    assert not journeys._chains
+
+
+async def test_a_decode_instance_that_has_the_prefix_needs_less_of_it_moved(
+    view: AgentFleetView, agents: list[ScriptedAgent]
+):
+    ids = list(range(40_000))
+    blocks = block_hashes(ids, 4)
+    snapshot = engine_pb2.CacheSnapshot(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=blocks, first=True, last=True)
+    agents[3].change_cache(engine_pb2.CacheUpdate(sequence=1, snapshot=snapshot))
+    await wait_until(lambda: shown(view, "d1")["cached_blocks"] == len(blocks))
+    prefill = view.book.records["p0"].endpoint
+
+    assert {view.choose_decode(request(ids=ids), prefill).instance_id for _ in range(4)} == {"d1"}

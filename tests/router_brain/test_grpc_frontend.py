@@ -13,15 +13,18 @@ import orjson
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from loop.virtual_time import run_virtually
 from router_brain.brain_helpers import wait_until, write_model
 
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 from kllm_core.metrics import LATENCY_BOUNDS_SECONDS
+from kllm_router.frontend.gate import Gate
 from kllm_router.frontend.grpc_server import GrpcServer
 from kllm_router.frontend.grpc_service import Deltas, RouterService
+from kllm_router.frontend.keys import KeyRing, parse_keys
 from kllm_router.frontend.openai import OpenAiPreparer
 from kllm_router.interfaces import ApiError, EngineRequest, RequestSummary, StageTimes, Usage
-from kllm_router.service_levels import ServiceLevels
+from kllm_router.service_levels import ServiceLevels, ServiceLevelsService
 
 Generate = router_pb2.GenerateRequest
 
@@ -88,7 +91,7 @@ async def channel(
 ) -> AsyncIterator[grpc.aio.Channel]:
     preparer = OpenAiPreparer.load(write_model(tmp_path), "test-model")
     preparer.listeners.append(levels.arrived)
-    service = RouterService(preparer=preparer, pairing=pairing, api_keys=frozenset({"key"}))
+    service = RouterService(preparer=preparer, pairing=pairing, gate=Gate(keys=KeyRing(parse_keys("key"))))
     server = GrpcServer(router=service, levels=levels, ready=lambda: readiness.ready)
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as made:
@@ -233,7 +236,8 @@ async def test_service_levels_are_told_since_the_last_report(channel, levels):
     )
     assert (await call.read()).arrivals == 0
     await answers(channel, Generate(prompt="Hello"))
-    times, usage = StageTimes(prefill=0.004, first_token=500.0), Usage(completion_tokens=5, cached_tokens=2)
+    times = StageTimes(queue=0.1, prefill=0.004, bind=0.2, first_token=500.0)
+    usage = Usage(completion_tokens=5, cached_tokens=2)
     levels.ended(RequestSummary("r", "/generate", 200, "streaming", times=times, usage=usage))
     levels.ended(RequestSummary("s", "/generate", 429, "queue"))
     levels.ended(RequestSummary("t", "/generate", 503, "queue"))
@@ -244,10 +248,34 @@ async def test_service_levels_are_told_since_the_last_report(channel, levels):
     for name, wanted in (("arrivals", 1), ("rejected", 1), ("failed", 1), ("output_tokens", 5), ("cached_tokens", 2)):
         assert sum(getattr(report, name) for report in reports) == wanted
     stages = {stage.stage: stage for report in reports for stage in report.stages}
-    assert set(stages) == {router_pb2.STAGE_PREFILL, router_pb2.STAGE_TTFT}
+    # Without a transfer there was no handover.
+    assert set(stages) == {
+        router_pb2.STAGE_QUEUE, router_pb2.STAGE_PREFILL, router_pb2.STAGE_PREFILLED, router_pb2.STAGE_BIND,
+        router_pb2.STAGE_TTFT,
+    }  # fmt: skip
+    assert stages[router_pb2.STAGE_PREFILLED].sum_seconds == pytest.approx(0.104)
+    prompt = sum(report.prompt_tokens for report in reports)
+    assert sum(report.prompt_token_squares for report in reports) == prompt**2 > 0
     assert list(stages[router_pb2.STAGE_PREFILL].counts).index(1) == LATENCY_BOUNDS_SECONDS.index(0.005)
     assert stages[router_pb2.STAGE_TTFT].counts[-1] == 1
     assert [report.sequence for report in reports] == [2, 3, 4]
+
+
+def test_that_somebody_waits_is_told_at_once():
+    levels = ServiceLevels("router-0", waiting=lambda: 3)
+
+    async def work() -> list[tuple[float, int]]:
+        loop, told = asyncio.get_running_loop(), []
+        loop.call_later(5, levels.hurry)
+        service = ServiceLevelsService(levels, clock=loop.time)
+        request = router_pb2.WatchServiceLevelsRequest(interval_milliseconds=60_000)
+        async for report in service.WatchServiceLevels(request, None):
+            told.append((loop.time(), report.waiting))
+            if len(told) == 2:
+                break
+        return told
+
+    assert run_virtually(work()) == [(5, 3), (65, 3)]
 
 
 def test_cumulative_and_incremental_streams_read_the_same_however_they_are_cut():

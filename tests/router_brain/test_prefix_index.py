@@ -119,4 +119,4 @@ def test_bits_of_instances_that_left_are_used_again():
     index.store("last", 1, Tier.DEVICE, CHAIN[:2])
 
     assert index.match(CHAIN) == {"last": PrefixMatch(device=2)}
-    assert index._holders["last"].bit == 1
+    assert index._instances["last"].bit == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from kllm_core.objectives import Role
 from kllm_router.discovery.instances import DiscoveredInstance
 from kllm_router.interfaces import ApiError, EngineRequest
 from kllm_router.proxy.fleet_view import AgentFleetView
+from kllm_router.scheduling.quota import NOTHING
 from kllm_router.scheduling.share import NO_SHARE, Share
 
 PROMPT = list(range(40))
@@ -27,6 +29,9 @@ class Others:
     def of(self, instance_id, now):
         assert abs(now - time.monotonic()) < 5
         return self.shares.get(instance_id, NO_SHARE)
+
+    def spent(self, key, now):
+        return NOTHING
 
     def status(self):
         return {"up": True}
@@ -56,8 +61,13 @@ async def view(agents, others):
     await made.book.close()
 
 
-def request(rid="r" * 32):
-    return EngineRequest(rid, "/v1/completions", {}, PROMPT)
+NUMBERS = itertools.count()
+
+
+def request():
+    """A request whose prompt begins as none before it."""
+    number = next(NUMBERS)
+    return EngineRequest(f"{number:032x}", "/v1/completions", {}, [number, *PROMPT])
 
 
 def prefills(view):

@@ -14,6 +14,7 @@ from router_brain.brain_helpers import wait_until
 from structlog.testing import capture_logs
 
 from kllm_router.metrics import SharedMetrics
+from kllm_router.scheduling.quota import NOTHING, Spent
 from kllm_router.scheduling.share import NO_SHARE, Share
 from kllm_router.shared.address import parse_address
 from kllm_router.shared.redis import RedisSettings, RedisShares
@@ -23,7 +24,7 @@ QUICK = RedisSettings(
     interval_seconds=0.02, heartbeat_seconds=0.1, connect_seconds=0.2, gone_seconds=0.5,
     least_pause_seconds=0.02, most_pause_seconds=0.1,
 )  # fmt: skip
-ALONE = "kllm:1:team/chat"
+ALONE = "kllm:2:team/chat"
 PEER = "0123456789abcdef"
 
 
@@ -32,11 +33,22 @@ class Router:
 
     def __init__(self, source, *, name, scope="team/chat"):
         self.own: dict[str, Share] = {}
+        self.spent: dict[str, Spent] = {}
+        self.homes: dict[str, list[tuple[int, int]]] = {}
+        self.heard_homes: list[tuple[str, list[tuple[int, int]]]] = []
         self.registry = CollectorRegistry()
         self.shared = RedisShares(
-            source, scope=scope, name=name * 16, metrics=SharedMetrics(self.registry), settings=QUICK
+            source,
+            scope=scope,
+            name=name * 16,
+            metrics=SharedMetrics(self.registry),
+            settings=QUICK,
+            on_home=lambda instance_id, marks, _: self.heard_homes.append((instance_id, marks)),
         )
-        self.task = asyncio.get_running_loop().create_task(self.shared.run(lambda: dict(self.own)))
+        self.task = asyncio.get_running_loop().create_task(self.shared.run(self._told))
+
+    def _told(self):
+        return Told(shares=dict(self.own), spent=dict(self.spent), homes=dict(self.homes))
 
     @property
     def up(self):
@@ -100,13 +112,36 @@ async def test_what_has_ended_is_told_too(pair):
     assert len(second.shared._peers) == 1
 
 
+async def test_what_keys_have_taken_and_where_prompts_went_is_heard(pair):
+    first, second = pair
+    first.spent["team"] = Spent(2, 10, 4000)
+    first.homes["p0"] = [(1, 2**64 - 1), (7, 5)]
+
+    await wait_until(lambda: second.shared.spent("team", time.monotonic()) == Spent(2, 10, 4000))
+    await wait_until(lambda: ("p0", [(1, 2**64 - 1), (7, 5)]) in second.heard_homes)
+    assert first.shared.spent("team", time.monotonic()) == NOTHING
+
+
+async def test_what_keys_have_taken_counts_on_while_redis_is_gone(redis, pair):
+    first, second = pair
+    first.spent["team"] = Spent(2, 10, 4000)
+    await wait_until(lambda: second.shared.spent("team", time.monotonic()) == Spent(2, 10, 4000))
+    redis.kill()
+    await wait_until(lambda: not second.up and second.hears("p0") == NO_SHARE)
+
+    left = second.shared.spent("team", time.monotonic())
+    assert left.running == 0
+    assert left.requests >= 8
+    assert second.shared.spent("team", time.monotonic() + 61) == NOTHING
+
+
 async def test_routers_of_another_service_are_not_heard(redis, join, pair):
     other = join(redis.url, name="c", scope="team/other")
-    await wait_until(lambda: other.up and f"kllm:1:team/other:router:{'c' * 16}" in redis.written())
+    await wait_until(lambda: other.up and f"kllm:2:team/other:router:{'c' * 16}" in redis.written())
 
     assert other.hears("p0") == NO_SHARE
     assert {key.rpartition(":")[0] for key in redis.written()} == {
-        "kllm:1:team/chat", "kllm:1:team/chat:router", "kllm:1:team/other", "kllm:1:team/other:router"
+        "kllm:2:team/chat", "kllm:2:team/chat:router", "kllm:2:team/other", "kllm:2:team/other:router"
     }  # fmt: skip
 
 

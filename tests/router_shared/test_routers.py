@@ -11,8 +11,8 @@ from router.router_helpers import Client
 from router.test_process import TOKEN, files, pair, started, streaming, until_ready  # noqa: F401
 
 from kllm_router.arguments import FleetFile, FleetPods
-from kllm_router.main import _discover
 from kllm_router.metrics import RouterMetrics
+from kllm_router.router import _discover
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,6 +57,23 @@ async def test_routers_share_and_serve_on_while_redis_hangs_and_when_it_is_gone(
 
         redis.start()
         await until_shared(one, up=True, routers=1)
+
+
+async def test_when_one_router_is_killed_the_other_serves_and_soon_counts_its_own_requests_only(redis, files, tmp_path):  # noqa: F811
+    flags = [*files, "--redis-url", redis.url]
+    async with pair(tmp_path) as (_, gate), started(*flags) as (killed, one), started(*flags) as (_, two):
+        for port in (one, two):
+            await until_ready(port)
+            await until_shared(port, up=True, routers=1)
+        cut, kept = await streaming(one), await streaming(two)
+        killed.kill()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await cut.chunk()
+        more = await asyncio.wait_for(streaming(two), 10)
+        await until_shared(two, up=True, routers=0)
+        gate.set()
+        for each in (kept, more):
+            assert await each.chunk() == b"data: [DONE]\n\n"
 
 
 async def test_without_the_flag_nothing_is_shared(files):  # noqa: F811

@@ -9,18 +9,23 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import orjson
 import structlog
 
+from kllm_router.frontend.access_log import entry
+from kllm_router.frontend.gate import Gate
 from kllm_router.frontend.http import HttpRequest, HttpResponse, Responder
+from kllm_router.frontend.keys import bearer_of
+from kllm_router.frontend.trace import read_trace
 from kllm_router.interfaces import ApiError
 from kllm_router.metrics import CONTENT_TYPE
 from kllm_router.proxy import errors
 
 if TYPE_CHECKING:
-    from kllm_router.interfaces import FleetView, Preparer
+    from kllm_router.interfaces import EngineRequest, FleetView, Preparer, RequestSummary
     from kllm_router.metrics import RouterMetrics
     from kllm_router.proxy.exchange import Exchange
     from kllm_router.proxy.pairing import Pairing
@@ -40,6 +45,7 @@ _METRICS_SECONDS = 0.5
 """For so long the same page is given; scrapers come seconds apart."""
 _DEADLINE = "x-kllm-timeout-seconds"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MOST_PATH = 200
 _STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
 
@@ -48,6 +54,10 @@ class RouterApplication:
 
     Attributes:
         stopping: the router takes requests no longer than it must; readiness tells it.
+
+    Args:
+        gate: who may come in, and how often; by default everyone.
+        fleet_token: may read the status too.
     """
 
     def __init__(
@@ -57,7 +67,7 @@ class RouterApplication:
         pairing: Pairing,
         fleet: FleetView,
         metrics: RouterMetrics,
-        api_keys: frozenset[str] = frozenset(),
+        gate: Gate | None = None,
         fleet_token: str = "",
     ) -> None:
         self.stopping = False
@@ -65,8 +75,8 @@ class RouterApplication:
         self._pairing = pairing
         self._fleet = fleet
         self._metrics = metrics
-        self._api_keys = [key.encode() for key in api_keys]
-        self._status_keys = [*self._api_keys, *([fleet_token.encode()] if fleet_token else [])]
+        self._gate = gate or Gate()
+        self._fleet_token = fleet_token.encode()
         self._metrics_text = b""
         self._metrics_until = 0.0
         self._pages: dict[str, Callable[[], HttpResponse]] = {
@@ -83,10 +93,12 @@ class RouterApplication:
 
     def admit(self, request: HttpRequest) -> HttpResponse | None:
         """Refuse by route, method, key and content type, before the body is read."""
+        request.trace = read_trace(request.headers)
         error = self._objection(request)
         if error is None:
             return None
-        self._metrics.answered(_endpoint(request.path), error.status)
+        _request_id(request)  # from here on every use of this request names the same id
+        self._answered(request, error.status)
         allow = _allowed(request.path)
         headers = [("allow", allow)] if error.status == 405 and allow else []
         return _rendered(error, [*headers, _request_id(request)])
@@ -107,9 +119,9 @@ class RouterApplication:
 
     async def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Answer an admitted request."""
-        status = 500
+        status, run = 500, _Run()
         try:
-            status = await self._answer(request, responder)
+            status = await self._answer(request, responder, run)
         except ApiError as error:
             status = error.status
             responder.send(_rendered(error, [_request_id(request)]))
@@ -121,9 +133,26 @@ class RouterApplication:
             status = 499
             raise
         finally:
-            self._metrics.answered(_endpoint(request.path), status)
+            self._answered(request, status, run.summary)
 
     # --- inside
+
+    def _answered(self, request: HttpRequest, status: int, summary: RequestSummary | None = None) -> None:
+        self._metrics.answered(_endpoint(request.path), status)
+        if self._gate.access_log is not None and request.path not in _OPEN:
+            self._gate.access_log.add(
+                entry(
+                    request_id=request.headers.get("x-request-id", ""),
+                    method=request.method,
+                    path=request.path[:_MOST_PATH],
+                    status=status,
+                    seconds=time.monotonic() - request.arrived,
+                    client=request.client,
+                    key=request.key.name,
+                    trace_id=request.trace.trace_id,
+                    summary=summary,
+                )
+            )
 
     def _objection(self, request: HttpRequest) -> ApiError | None:
         path = request.path
@@ -143,21 +172,22 @@ class RouterApplication:
         return None
 
     def _key_is_valid(self, request: HttpRequest) -> bool:
-        if not self._api_keys:
+        authorization = request.headers.get("authorization", "")
+        key = self._gate.keys.find(authorization)
+        if key is not None:
+            request.key = key
             return True
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1", "replace")
-        keys = self._status_keys if request.path == _STATUS else self._api_keys
-        matches = [hmac.compare_digest(given, known) for known in keys]
-        return scheme.lower() == "bearer" and any(matches)
+        given = (bearer_of(authorization) or "").encode("latin-1", "replace")
+        of_fleet = hmac.compare_digest(given, self._fleet_token)
+        return of_fleet and bool(self._fleet_token) and request.path == _STATUS
 
-    async def _answer(self, request: HttpRequest, responder: Responder) -> int:
+    async def _answer(self, request: HttpRequest, responder: Responder, run: _Run) -> int:
         if request.method == "OPTIONS":
             responder.send(HttpResponse(204, headers=[("allow", _allowed(request.path)), _request_id(request)]))
             return 204
         if request.path in _GENERATE:
             with self._metrics.inflight.track_inprogress():
-                return await self._generate(request, responder)
+                return await self._generate(request, responder, run)
         if request.path.startswith(_MODELS):
             response = self._model(request.path.removeprefix(_MODELS))
         else:
@@ -165,13 +195,32 @@ class RouterApplication:
         responder.send(response)
         return response.status
 
-    async def _generate(self, request: HttpRequest, responder: Responder) -> int:
+    async def _generate(self, request: HttpRequest, responder: Responder, run: _Run) -> int:
         deadline = _deadline(request)
-        prepared = await self._preparer.prepare(request.path, request.body)
+        ticket = self._gate.limiter.enter(request.key)
+        try:
+            prepared = await self._preparer.prepare(request.path, request.body)
+            ticket.take_prompt(len(prepared.input_ids))
+            if ticket.key or request.trace.lines:
+                prepared = replace(prepared, key=ticket.key, trace=request.trace.lines)
+            return await self._run(request, responder, run, prepared=prepared, deadline_seconds=deadline)
+        finally:
+            ticket.leave(run.output_tokens)
+
+    async def _run(
+        self,
+        request: HttpRequest,
+        responder: Responder,
+        run: _Run,
+        *,
+        prepared: EngineRequest,
+        deadline_seconds: float | None,
+    ) -> int:
         timing = request.headers.get("x-kllm-timing") == "1"
-        async with self._pairing.open(
-            prepared, arrived=request.arrived, timing=timing, deadline_seconds=deadline
-        ) as exchange:
+        exchange = run.exchange = self._pairing.open(
+            prepared, arrived=request.arrived, timing=timing, deadline_seconds=deadline_seconds
+        )
+        async with exchange:
             headers = [*exchange.headers, _request_id(request)]
             if not exchange.streaming:
                 responder.send(HttpResponse(200, exchange.body, exchange.content_type, headers))
@@ -206,7 +255,7 @@ class RouterApplication:
     def _ready(self) -> HttpResponse:
         if self.stopping:
             raise errors.unavailable("the router is stopping", code="router_stopping")
-        if self._fleet.ready:
+        if self._pairing.takes_requests:
             return HttpResponse(200, b'{"status":"ready"}')
         raise errors.unavailable("no prefill and decode instance take requests yet", code="not_ready")
 
@@ -224,6 +273,23 @@ class RouterApplication:
         if self._fleet.known:
             return HttpResponse(200, b'{"status":"ready"}')
         raise errors.unavailable("the instances are not known yet", code="not_ready")
+
+
+class _Run:
+    """What became of a request."""
+
+    __slots__ = ("exchange",)
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+
+    @property
+    def summary(self) -> RequestSummary | None:
+        return None if self.exchange is None else self.exchange.summary
+
+    @property
+    def output_tokens(self) -> int:
+        return 0 if self.exchange is None else self.exchange.output_tokens
 
 
 def _alive() -> HttpResponse:

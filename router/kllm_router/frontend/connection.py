@@ -84,6 +84,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[HttpRequest | HttpResponse] = deque()
         self._task: asyncio.Task[None] | None = None
         self._responder: Responder | None = None
+        self._client = ""
         self._reading = _Reading.NOTHING
         self._read_deadline = math.inf
         self._write_deadline = math.inf
@@ -107,6 +108,8 @@ class HttpConnection(asyncio.Protocol):
         # uvloop's transports are not subclasses of asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         set_no_delay(transport)
+        peer = transport.get_extra_info("peername")
+        self._client = str(peer[0]) if peer else ""
         transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self._owner.opened(self)
         self._read_deadline = time.monotonic() + self._limits.head_seconds
@@ -247,6 +250,7 @@ class HttpConnection(asyncio.Protocol):
             http_1_0=version == "1.0",
             keep_alive=self._parser.should_keep_alive(),
             arrived=now,
+            client=self._client,
         )
         self._check_head(request, version)
         request.refusal = self._owner.application.admit(request)

@@ -26,6 +26,7 @@ class GrpcServer:
     Args:
         ready: whether requests could be served now; health tells it for Router and for the server as a whole.
         reflection_enabled: whether clients may ask for the contract.
+        share_port: whether other processes listen on the same port.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class GrpcServer:
         levels: ServiceLevels,
         ready: Callable[[], bool],
         reflection_enabled: bool = True,
+        share_port: bool = False,
     ) -> None:
         self._ready = ready
         self._health = health.HealthServicer()
@@ -42,7 +44,7 @@ class GrpcServer:
         self._server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", _MAX_REQUEST_BYTES),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(share_port)),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

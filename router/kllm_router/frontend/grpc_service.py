@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 import time
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -13,15 +12,20 @@ import grpc.aio
 import orjson
 
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
+from kllm_router.frontend.access_log import entry
+from kllm_router.frontend.gate import Gate
 from kllm_router.frontend.grpc_requests import prepare_generate
+from kllm_router.frontend.keys import EVERYONE, ApiKey
+from kllm_router.frontend.trace import read_trace
 from kllm_router.interfaces import ApiError
+from kllm_router.proxy.exchange import CLIENT_LEFT
 
 if TYPE_CHECKING:
     from kllm_router.frontend.openai import OpenAiPreparer
     from kllm_router.proxy.exchange import Exchange
     from kllm_router.proxy.pairing import Pairing
 
-_SCHEME = "Bearer "
+_PATH = "/kllm.router.v1.Router/Generate"
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -39,44 +43,84 @@ class RouterService(router_pb2_grpc.RouterServicer):
     """Answers Generate.
 
     Args:
-        api_keys: of clients, as over HTTP; none means that no key is needed.
+        gate: as over HTTP.
     """
 
-    def __init__(self, *, preparer: OpenAiPreparer, pairing: Pairing, api_keys: frozenset[str] = frozenset()) -> None:
+    def __init__(self, *, preparer: OpenAiPreparer, pairing: Pairing, gate: Gate | None = None) -> None:
         self._preparer = preparer
         self._pairing = pairing
-        self._api_keys = [key.encode() for key in api_keys]
+        self._gate = gate or Gate()
 
     async def Generate(  # noqa: N802  the contract's name
         self, request: router_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         """Stream one generation. When the call ends early, leaving the exchange frees both engines."""
-        arrived = time.monotonic()
+        call = _Call(context)
+        ticket, status, deltas = None, CLIENT_LEFT, Deltas()
         try:
-            self._check_key(context.invocation_metadata() or ())
+            call.key = self._valid_key(call)
+            ticket = self._gate.limiter.enter(call.key)
             prepared = await prepare_generate(self._preparer, request)
-            async with self._pairing.open(
-                prepared, arrived=arrived, deadline_seconds=context.time_remaining()
-            ) as exchange:
+            ticket.take_prompt(len(prepared.input_ids))
+            prepared = replace(prepared, key=ticket.key, trace=call.trace.lines)
+            call.exchange = self._pairing.open(
+                prepared, arrived=call.arrived, deadline_seconds=context.time_remaining()
+            )
+            async with call.exchange as exchange:
                 yield router_pb2.GenerateResponse(
                     started=router_pb2.Started(request_id=prepared.rid, prompt_tokens=len(prepared.input_ids))
                 )
-                deltas = Deltas()
                 async for part in exchange.chunks():
                     for chunk in deltas.feed(part):
                         yield router_pb2.GenerateResponse(chunk=chunk)
                 yield router_pb2.GenerateResponse(finished=_finished(exchange, deltas, len(prepared.input_ids)))
+            status = 200
         except ApiError as error:
+            status = error.status
             await _abort(context, error)
+        finally:
+            if ticket is not None:
+                ticket.leave(deltas.completion_tokens)
+            self._log(call, status)
 
-    def _check_key(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        if not self._api_keys:
-            return
-        value = next((value for key, value in metadata if key == "authorization"), "")
-        text = value.decode("latin-1") if isinstance(value, bytes) else value
-        given = text.removeprefix(_SCHEME).encode()
-        if sum(hmac.compare_digest(given, key) for key in self._api_keys) == 0:
+    def _valid_key(self, call: _Call) -> ApiKey:
+        key = self._gate.keys.find(call.headers.get("authorization", ""))
+        if key is None:
             raise ApiError(401, "a valid API key is needed: metadata authorization: Bearer KEY", code="invalid_api_key")
+        return key
+
+    def _log(self, call: _Call, status: int) -> None:
+        if self._gate.access_log is None:
+            return
+        summary = None if call.exchange is None else call.exchange.summary
+        self._gate.access_log.add(
+            entry(
+                request_id="" if summary is None else summary.rid,
+                method="gRPC",
+                path=_PATH,
+                status=status,
+                seconds=time.monotonic() - call.arrived,
+                client=call.peer,
+                key=call.key.name,
+                trace_id=call.trace.trace_id,
+                summary=summary,
+            )
+        )
+
+
+class _Call:
+    """What is known of a call besides its message."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self.arrived = time.monotonic()
+        self.headers = {
+            name: value.decode("latin-1") if isinstance(value, bytes) else value
+            for name, value in context.invocation_metadata() or ()
+        }
+        self.peer = context.peer()
+        self.trace = read_trace(self.headers)
+        self.key = EVERYONE
+        self.exchange: Exchange | None = None
 
 
 @dataclass

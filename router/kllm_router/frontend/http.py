@@ -9,6 +9,9 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from kllm_router.frontend.keys import EVERYONE, ApiKey
+from kllm_router.frontend.trace import NO_TRACE, Trace
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -24,6 +27,9 @@ class HttpRequest:
     Attributes:
         headers: by lower-case name; the values of a repeated header are joined with ", ".
         arrived: when its head was complete, on the monotonic clock.
+        client: address that it came from.
+        key: the client's, once it was found to be valid.
+        trace: that it belongs to.
         refusal: the answer that its head already deserved.
     """
 
@@ -34,6 +40,9 @@ class HttpRequest:
     keep_alive: bool = True
     body: bytes = b""
     arrived: float = field(default_factory=time.monotonic)
+    client: str = ""
+    key: ApiKey = EVERYONE
+    trace: Trace = NO_TRACE
     refusal: HttpResponse | None = None
 
 

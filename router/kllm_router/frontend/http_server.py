@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kllm_router.frontend.connection import HttpConnection
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from kllm_router.frontend.connection import Application
     from kllm_router.settings import Settings
 
-_BACKLOG = 1024
+BACKLOG = 1024
 
 
 class HttpServer:
@@ -43,8 +45,14 @@ class HttpServer:
         """Whether connections shall end after the request in work."""
         return self._closing
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; port 0 takes any free one.
+    async def start(
+        self, where: tuple[str, int] | socket.socket, *, tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen.
+
+        Args:
+            where: host and port, of which 0 takes any free one, or a socket that listens already.
+            tls: None speaks plain HTTP.
 
         Returns:
             Where it listens.
@@ -53,7 +61,13 @@ class HttpServer:
             OSError: the address cannot be had.
         """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: HttpConnection(self), host, port, backlog=_BACKLOG)
+        limits = self.limits
+        handshake: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_seconds}
+        if isinstance(where, socket.socket):
+            at: dict[str, Any] = {"sock": where}
+        else:
+            at = {"host": where[0], "port": where[1]}
+        self._server = await loop.create_server(lambda: HttpConnection(self), backlog=BACKLOG, **at, **handshake)
         self._sweeper = loop.create_task(self._sweep())
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]

@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 from tokenizers import AddedToken, Tokenizer, processors  # type: ignore[import-untyped]
 
+from kllm_router.frontend.pieces import PieceCache
+
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _CLASSES_WITH_BOS_FLAG = frozenset(
@@ -47,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class ModelTokenizer:
-    """Text to ids. Safe to use from several threads: nothing changes after loading.
+    """Text to ids. Safe to use from several threads.
 
     Attributes:
         named_tokens: bos_token, eos_token and so on, as text; templates use them.
@@ -70,6 +72,7 @@ class ModelTokenizer:
         self._add_tokens(config)
         self._restore_bos(config)
         self._adds_special_tokens = len(self.encode("")) > 0
+        self._pieces = PieceCache([] if self._is_random else list(self._tokenizer.get_added_tokens_decoder().values()))
 
     @property
     def bos_token_id(self) -> int | None:
@@ -87,8 +90,8 @@ class ModelTokenizer:
         return self._encode(text, add_special_tokens=True)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a rendered template, which has its special tokens already."""
-        return self._encode(text, add_special_tokens=not self._adds_special_tokens)
+        """Ids of a rendered template, which has its special tokens already; see `PieceCache`."""
+        return self._pieces.ids(text, self._encode_pieces)
 
     def encode_continuation(self, text: str) -> list[int]:
         """Ids of a text that follows other tokens."""
@@ -98,6 +101,15 @@ class ModelTokenizer:
     def decode(self, ids: list[int]) -> str:
         """Text of ids, special tokens left out."""
         return str(self._tokenizer.decode(ids))
+
+    @property
+    def _is_random(self) -> bool:
+        """Whether equal texts may get different ids, as in training."""
+        return bool(getattr(self._tokenizer.model, "dropout", None))
+
+    def _encode_pieces(self, texts: list[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=not self._adds_special_tokens)
+        return [list(each.ids) for each in encoded]
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch call releases the interpreter lock, the single one does not; `fast` leaves offsets out.

@@ -161,9 +161,6 @@ _CHECKS: Mapping[str, Mapping[str, Check]] = {
         **_SHARED, "logprobs": _Number(0, 20, whole=True), "echo": _boolean, "suffix": _text, "json_schema": _grammar,
     },
 }  # fmt: skip
-_WHOLE = frozenset(
-    name for checks in _CHECKS.values() for name, check in checks.items() if isinstance(check, _Number) and check.whole
-)
 
 
 def check_fields(path: str, body: dict[str, Any], *, vocabulary_size: int) -> dict[str, Any]:
@@ -193,7 +190,7 @@ def check_fields(path: str, body: dict[str, Any], *, vocabulary_size: int) -> di
         check = checks.get(name)
         if check is not None and (problem := check(value)) is not None:
             raise refuse(name, problem)
-        if name in _WHOLE and not isinstance(value, bool):
+        if isinstance(check, _Number) and check.whole:
             cleaned[name] = int(value)
     _check_top_k(cleaned.get("top_k"))
     _check_logit_bias(cleaned.get("logit_bias"), vocabulary_size)

@@ -82,7 +82,8 @@ class Attempt:
                     self._bind(side, chosen)
                 else:
                     self._compute(side)
-                    await self._until_parked(side)
+                    within = fleet.bind_after(request) if self.binding is Binding.JUST_IN_TIME else None
+                    await self._until_parked(side, within=within)
                     self._bind(side, await recovery.choose_decode(request, endpoint))
                 await self._until_first(side, recovery)
             finally:
@@ -109,8 +110,15 @@ class Attempt:
         self.progress.enter(Stage.PREFILL)
         side.post(self._fleet)
 
-    async def _until_parked(self, side: PrefillSide) -> None:
-        """P computes; ends when the KV waits for a decode instance."""
+    async def _until_parked(self, side: PrefillSide, *, within: float | None = None) -> None:
+        """P computes; ends when the KV waits for a decode instance, or after so many seconds if that is sooner."""
+        if within is not None and within < self._timeouts.prefill:
+            try:
+                async with asyncio.timeout(within):
+                    await self._until_parked(side)
+            except TimeoutError:
+                return
+            return
         try:
             async with asyncio.timeout(self._timeouts.prefill):
                 while self.progress.parked_at is None:
@@ -149,7 +157,7 @@ class Attempt:
     async def _until_first_of(self, side: PrefillSide, decode: DecodeSide) -> None:
         relay = decode.relay
         allowed = self._timeouts.first_token if self.request.stream else self._timeouts.total
-        if self.binding is Binding.EARLY:
+        if self.progress.parked_at is None:
             allowed += self._timeouts.prefill
         try:
             async with asyncio.timeout(allowed):

@@ -39,6 +39,7 @@ class Exchange:
     Attributes:
         request: as the client asked, with the id that it is shown.
         progress: of the attempt that gave the first byte.
+        summary: how it ended; None before.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Exchange:
     ) -> None:
         self.request = request
         self.progress = Progress(arrived)
+        self.summary: RequestSummary | None = None
         self._pairing = pairing
         self._settings = pairing.settings
         self._recovery = pairing.recovery()
@@ -142,6 +144,14 @@ class Exchange:
             completion_tokens=told.completion_tokens,
             cached_tokens=progress.cached_tokens if told.cached_tokens is None else told.cached_tokens,
         )
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that were generated, of a stream that broke those that the client was told."""
+        told = self.usage.completion_tokens
+        if told is None:
+            return 0 if self._transcript is None else self._transcript.tokens
+        return told
 
     async def relay(self, sink: Sink) -> ApiError | None:
         """Give the stream's events to `sink` as they come, until its end; return why it broke, if it did."""
@@ -299,7 +309,7 @@ class Exchange:
     def _tell(self, error: BaseException | None) -> None:
         if error is not None:
             self._status = error.status if isinstance(error, ApiError) else _status_of(error)
-        summary = RequestSummary(
+        self.summary = RequestSummary(
             rid=self.request.rid,
             path=self.request.path,
             status=self._status,
@@ -311,7 +321,7 @@ class Exchange:
             times=self.times,
             usage=self.usage,
         )
-        self._pairing.ended(summary)
+        self._pairing.ended(self.summary)
 
     def _comment(self) -> bytes:
         relay = self._relay

@@ -61,6 +61,7 @@ class FleetBook:
         silent_seconds: an engine that gave no sign of life for so long counts as lost, although its agent lives.
         clock: monotonic seconds.
         on_new: told of every instance that is another process now, or gone.
+        on_milestone: told of every milestone of a request.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class FleetBook:
         silent_seconds: float,
         clock: Callable[[], float],
         on_new: Callable[[str], None],
+        on_milestone: Callable[[str, WatchedEvent], None] = lambda _rid, _event: None,
     ) -> None:
         self.records: dict[str, Record] = {}
         self.ordered: list[Record] = []
@@ -81,6 +83,7 @@ class FleetBook:
         self._silent_seconds = silent_seconds
         self._clock = clock
         self._on_new = on_new
+        self._on_milestone = on_milestone
         self._watches = Watches()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._losses: dict[str, asyncio.TimerHandle] = {}
@@ -222,6 +225,7 @@ class FleetBook:
             reason=event.reason,
             message=event.message,
         )
+        self._on_milestone(event.request_id, told)
         self._watches.dispatch(event.request_id, event.incarnation, told)
 
     def on_cache(self, instance_id: str, update: engine_pb2.CacheUpdate) -> None:

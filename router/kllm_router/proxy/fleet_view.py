@@ -5,29 +5,33 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
-from kllm_core.blocks import block_hashes
 from kllm_core.fleet import Fleet
 from kllm_core.objectives import Binding, Role
 from kllm_router.discovery.instances import DiscoveredInstance
-from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, RequestWatch, SharedLoad
+from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, RequestWatch, SharedLoad, WatchedEvent
 from kllm_router.limits import RequestLimits
 from kllm_router.proxy.fleet_book import FleetBook, Follow, agent_follower
+from kllm_router.proxy.journeys import Journeys
 from kllm_router.proxy.record import Record
 from kllm_router.scheduling.admission import AdmissionSettings, admit
+from kllm_router.scheduling.binding import bind_after
 from kllm_router.scheduling.choices import Choice, Refusal, Refused
 from kllm_router.scheduling.decode import DecodeSettings, choose_decode
 from kllm_router.scheduling.ejection import Ejection, EjectionSettings, Outliers
-from kllm_router.scheduling.prefill import PrefillSettings, choose_prefill
-from kllm_router.scheduling.prefix import NO_MATCH, PrefixMatch
+from kllm_router.scheduling.prefill import PrefillCandidate, PrefillSettings
+from kllm_router.scheduling.prefix import NO_MATCH
 from kllm_router.scheduling.share import NO_SHARE, Share
 from kllm_router.scheduling.silence import Awaited, has_lost
+from kllm_router.scheduling.slack import SlackAdmission
+from kllm_router.shared.homes import Homes
+from kllm_router.shared.local import Alone
 
 _log = structlog.get_logger(__name__)
 
@@ -60,14 +64,15 @@ class AgentFleetView:
 
     Attributes:
         book: what is known of the fleet.
+        expected: prefixes that instances will have, since prompts were sent there by this router or others.
+        homes: where prompts went just now, to be told to other routers.
 
     Args:
         token: fleet token.
         clock: monotonic seconds.
         follow: makes the follower of an agent; by default it talks to the agent.
-        transfer_seconds: measured cost of moving KV from a prefill instance, by decode instance.
         on_ejection: told of every instance that is ejected.
-        shared: what other routers have in flight; None where there are none, or nothing is known of them.
+        shared: what other routers do; None where there are none.
     """
 
     def __init__(
@@ -78,7 +83,6 @@ class AgentFleetView:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         follow: Follow | None = None,
-        transfer_seconds: Callable[[Endpoint], Mapping[str, float]] = lambda _: {},
         on_ejection: Callable[[Role, Ejection], None] = lambda _role, _ejection: None,
         shared: SharedLoad | None = None,
     ) -> None:
@@ -87,16 +91,19 @@ class AgentFleetView:
         rng = rng or random.Random()  # noqa: S311  spreads reconnects and returns, guards nothing
         self._outliers = Outliers(self._settings.ejection, rng.random)
         self._on_ejection = on_ejection
-        self._shared = shared
+        self._shared: SharedLoad = shared or Alone()
+        self._journeys = Journeys(self._settings.prefill)
+        self.expected = self._journeys.prompts.expected
+        self.homes = Homes()
         self.book = FleetBook(
             follow=follow or agent_follower(token, rng),
             lost_seconds=self._settings.lost_seconds,
             silent_seconds=self._settings.silent_seconds,
             clock=clock,
-            on_new=self._outliers.forget,
+            on_new=self._is_new,
+            on_milestone=self._milestone,
         )
-        self._transfer_seconds = transfer_seconds
-        self._uncached: dict[str, int] = {}
+        self._slack = SlackAdmission(self._settings.admission.slack)
         self._rotation = itertools.count()
         self._known = False
 
@@ -125,12 +132,16 @@ class AgentFleetView:
         now = self._clock()
         usable = self._usable(now)
         prefill = self._pool(usable, Role.PREFILL, now, excluded=excluded, prefer=prefer)
-        matches = self._match(request, prefill)
-        candidates = [
-            record.prefill_candidate(now, matches.get(record.id, NO_MATCH), self._others(record.id, now))
-            for record in prefill
-        ]
-        if not excluded and not prefer:  # a request that is in already is not kept out
+        chain = self._journeys.chain(request, prefill[0].instance.page_size) if prefill else ()
+        prompts = self._journeys.prompts
+        candidates = prompts.candidates(
+            [record.prefill_candidate(now, others=self._others(record.id, now)) for record in prefill],
+            chain=chain,
+            matches=self.book.index.match(chain),
+            now=now,
+        )
+        is_new = not excluded and not prefer  # one that is in already is not kept out
+        if is_new:
             decode = [
                 r.decode_candidate(now, self._others(r.id, now)) for r in usable if r.instance.role is Role.DECODE
             ]
@@ -138,19 +149,19 @@ class AgentFleetView:
             refusal = admit(candidates, decode, in_flight=in_flight, settings=self._settings.admission)
             if refusal is not None:
                 raise _error(refusal)
-        endpoint = self._decided(
-            request,
-            choose_prefill(
-                candidates,
-                prompt_tokens=len(request.input_ids),
-                settings=self._settings.prefill,
-                rotation=next(self._rotation),
-                excluded=excluded,
-            ),
+        choice = prompts.choose(
+            candidates,
+            chain=chain,
+            prompt_tokens=len(request.input_ids),
+            now=now,
+            rotation=next(self._rotation),
+            excluded=excluded,
         )
-        record = self.book.records[endpoint.instance_id]
-        cached = matches.get(endpoint.instance_id, NO_MATCH).blocks * record.instance.page_size
-        self._uncached[request.rid] = max(1, len(request.input_ids) - cached)
+        endpoint = self._decided(request, choice)
+        if isinstance(choice, Choice):
+            if is_new:
+                self._check_slack(request, choice, instances=self._own_part(candidates), now=now)
+            self.homes.settle(endpoint.instance_id, self._journeys.sent(request, choice, candidates, now=now), now)
         return endpoint
 
     def choose_decode(
@@ -159,16 +170,24 @@ class AgentFleetView:
         """Pick a decode instance; see `FleetView`."""
         now = self._clock()
         pool = self._pool(self._usable(now), Role.DECODE, now, excluded=excluded)
+        tokens = len(request.input_ids)
+        found = self.book.index.match(self._journeys.chain(request, pool[0].instance.page_size)) if pool else {}
+        moved = {r.id: tokens - found.get(r.id, NO_MATCH).device * r.instance.page_size for r in pool}
+        transfers = self._journeys.transfers
         decision = choose_decode(
             [record.decode_candidate(now, self._others(record.id, now)) for record in pool],
-            prompt_tokens=len(request.input_ids),
+            prompt_tokens=tokens,
             max_new_tokens=request.max_new_tokens,
-            transfer_seconds=self._transfer_seconds(prefill),
+            transfer_seconds={
+                name: transfers.estimate(prefill.instance_id, name, max(0, left)) for name, left in moved.items()
+            },
             settings=self._settings.decode,
             rotation=next(self._rotation),
             excluded=excluded,
         )
-        return self._decided(request, decision)
+        endpoint = self._decided(request, decision)
+        self._journeys.bound(request, prefill.instance_id, endpoint.instance_id, now=now)
+        return endpoint
 
     async def changed(self) -> None:
         """Wait until an instance may have begun to take requests; see `FleetView`."""
@@ -209,8 +228,16 @@ class AgentFleetView:
         record = self.book.records.get(prefill.instance_id)
         able = record.instance.bindings if record is not None else frozenset[Binding]()
         wish = self._settings.binding
-        wishes = (wish, Binding.LATE) if wish is Binding.JUST_IN_TIME else (wish,)
-        return next((each for each in wishes if each in able), Binding.EARLY)
+        # Just in time is late binding that asks a little sooner: an engine that can do the one can do the other.
+        needed = Binding.LATE if wish is Binding.JUST_IN_TIME else wish
+        return wish if needed in able else Binding.EARLY
+
+    def bind_after(self, request: EngineRequest) -> float | None:
+        """When to ask a decode instance just in time; see `FleetView`."""
+        predicted = self._journeys.predicted(request.rid)
+        if predicted is None:
+            return None
+        return bind_after(predicted, handshake_seconds=self._journeys.transfers.handshake_seconds)
 
     def watch(self, rid: str, endpoint: Endpoint) -> AbstractContextManager[RequestWatch]:
         """Subscribe to the events of a request; see `FleetView`."""
@@ -218,18 +245,20 @@ class AgentFleetView:
 
     def started(self, rid: str, endpoint: Endpoint, tokens: int) -> None:
         """Count a request as in flight; see `FleetView`."""
-        uncached = self._uncached.pop(rid, tokens) if endpoint.role is Role.PREFILL else tokens
-        self.book.enter(rid, endpoint, min(uncached, tokens))
+        uncached = self._journeys.prompts.uncached(rid) if endpoint.role is Role.PREFILL else None
+        self.book.enter(rid, endpoint, tokens if uncached is None else min(uncached, tokens))
 
     def finished(self, rid: str, endpoint: Endpoint) -> None:
         """Take back `started`; see `FleetView`."""
-        self._uncached.pop(rid, None)
+        if endpoint.role is Role.PREFILL:
+            self._journeys.left(rid, self._clock())
         self.book.leave(rid, endpoint)
 
     def status(self) -> dict[str, Any]:
         """Instances with states and loads, for people."""
         now = self._clock()
-        shared = {} if self._shared is None else {"shared": self._shared.status()}
+        told = self._shared.status()
+        shared = {} if told is None else {"shared": told}
         return {
             "ready": self.ready,
             "binding": self._settings.binding.value,
@@ -265,8 +294,35 @@ class AgentFleetView:
 
     # --- inside
 
+    def _own_part(self, candidates: Sequence[PrefillCandidate]) -> float:
+        """Prefill instances that are this router's part, by what it has in flight among all routers."""
+        own = sum(self.book.records[each.instance.id].in_flight for each in candidates)
+        whole = sum(each.in_flight for each in candidates)
+        return len(candidates) * ((own + 1) / (whole + 1))
+
+    def _check_slack(self, request: EngineRequest, choice: Choice, *, instances: float, now: float) -> None:
+        cost = choice.cost
+        refusal = self._slack.decide(
+            request.key,
+            own_seconds=cost.own_seconds,
+            wait_seconds=cost.seconds - cost.own_seconds,
+            handover_seconds=self._journeys.transfers.usual(len(request.input_ids)),
+            instances=instances,
+            now=now,
+        )
+        if refusal is not None:
+            raise _error(refusal)
+
+    def _milestone(self, rid: str, event: WatchedEvent) -> None:
+        is_told = self.book.index.held(event.instance_id) > 0
+        self._journeys.heard(rid, event, is_told=is_told, now=self._clock())
+
+    def _is_new(self, instance_id: str) -> None:
+        self._outliers.forget(instance_id)
+        self._journeys.forget(instance_id)
+
     def _others(self, instance_id: str, now: float) -> Share:
-        return NO_SHARE if self._shared is None else self._shared.of(instance_id, now)
+        return self._shared.of(instance_id, now)
 
     def _usable(self, now: float) -> list[Record]:
         """Instances with an endpoint that give signs of life, and whose agents have been heard lately."""
@@ -287,12 +343,6 @@ class AgentFleetView:
             return [record for record in pool if record.id == prefer]
         out = self._outliers.left_out(able, now)
         return [record for record in pool if record.id not in out] if out else pool
-
-    def _match(self, request: EngineRequest, records: list[Record]) -> Mapping[str, PrefixMatch]:
-        if not self.book.index.blocks or not records:
-            return {}
-        size = records[0].instance.page_size
-        return self.book.index.match(block_hashes(request.input_ids, size, adapter=request.adapter, salt=request.salt))
 
     def _decided(self, request: EngineRequest, decision: Choice | Refusal) -> Endpoint:
         if isinstance(decision, Refusal):

@@ -18,6 +18,7 @@ from kllm_router.exceptions import UpstreamError
 from kllm_router.proxy.attempt import Attempt
 from kllm_router.proxy.exchange import Exchange
 from kllm_router.proxy.recovery import Recovery
+from kllm_router.proxy.waiting_room import WaitingRoom
 from kllm_router.scheduling.budget import RetryBudget
 
 if TYPE_CHECKING:
@@ -33,11 +34,17 @@ _log = structlog.get_logger(__name__)
 
 
 class Pairing:
-    """Knows nothing of the client's protocol."""
+    """Knows nothing of the client's protocol.
+
+    Attributes:
+        listeners: told how each request ended.
+        room: where new requests wait while no instance serves.
+    """
 
     def __init__(self, fleet: FleetView, client: EngineClient, settings: Settings, metrics: RouterMetrics) -> None:
         self.settings = settings
         self.listeners: list[Callable[[RequestSummary], None]] = [metrics.request_ended]
+        self.room = WaitingRoom(settings.wait)
         self._fleet = fleet
         self._client = client
         self._metrics = metrics
@@ -45,6 +52,11 @@ class Pairing:
         self._open = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request that comes now is served, or may wait until it is."""
+        return self._fleet.ready or (self._fleet.known and self.room.open)
 
     def open(
         self,
@@ -83,7 +95,13 @@ class Pairing:
 
     def recovery(self) -> Recovery:
         """What a new request may do about failures."""
-        return Recovery(self._fleet, settings=self.settings.recovery, spend=self._spend, metrics=self._metrics)
+        return Recovery(
+            self._fleet,
+            settings=self.settings.recovery,
+            spend=self._spend,
+            metrics=self._metrics,
+            room=self.room,
+        )
 
     def attempt(self, request: EngineRequest, progress: Progress, *, new_relay: Callable[[], Relay]) -> Attempt:
         """One try of a request."""

@@ -15,13 +15,15 @@ from kllm_router.proxy.setback import Cause, Setback
 if TYPE_CHECKING:
     from kllm_router.interfaces import Endpoint, EngineRequest, FleetView
     from kllm_router.metrics import RouterMetrics
+    from kllm_router.proxy.waiting_room import WaitingRoom
     from kllm_router.settings import RecoverySettings
 
 
 class Recovery:
     """Chooses instances for one request, and leaves out those that failed it.
 
-    Whoever has lost an instance when there is no other waits a little: what dies is replaced.
+    Whoever has lost an instance when there is no other waits a little: what dies is replaced. A new request that finds
+    none waits in the waiting room, where there is one.
 
     Attributes:
         attempts: pairs that were tried.
@@ -32,10 +34,17 @@ class Recovery:
         settings: bounds.
         spend: takes one retry from what all requests share; false when none is left.
         metrics: told of the outcome of every retry.
+        room: where new requests wait while no instance serves.
     """
 
     def __init__(
-        self, fleet: FleetView, *, settings: RecoverySettings, spend: Callable[[], bool], metrics: RouterMetrics
+        self,
+        fleet: FleetView,
+        *,
+        settings: RecoverySettings,
+        spend: Callable[[], bool],
+        metrics: RouterMetrics,
+        room: WaitingRoom,
     ) -> None:
         self.attempts = 0
         self.continuations = 0
@@ -43,6 +52,7 @@ class Recovery:
         self._settings = settings
         self._spend = spend
         self._metrics = metrics
+        self._room = room
         self._failed: dict[Role, set[str]] = {role: set() for role in Role}
         self._doubted: dict[Role, set[str]] = {role: set() for role in Role}
         self._losses: Counter[Role] = Counter()
@@ -60,9 +70,16 @@ class Recovery:
             ApiError: nowhere; 503 after a failure.
         """
         prefer = self._prefer
-        endpoint = await self._choose(
-            Role.PREFILL, lambda excluded: self._fleet.choose_prefill(request, excluded=excluded, prefer=prefer)
-        )
+
+        def choose(excluded: frozenset[str]) -> Endpoint:
+            return self._fleet.choose_prefill(request, excluded=excluded, prefer=prefer)
+
+        try:
+            endpoint = await self._choose(Role.PREFILL, choose)
+        except ApiError as refusal:
+            if refusal.status != 503 or self._until is not None or not self._room.open:
+                raise
+            endpoint = await self._choose_when_started(request, choose, refusal)
         if self._open is not None:
             await self.choose_decode(request, endpoint)  # no prompt is computed again for want of a decode instance
         return endpoint
@@ -141,6 +158,24 @@ class Recovery:
                     except ApiError as error:
                         refusal = error
         raise self._refused(refusal)
+
+    async def _choose_when_started(
+        self, request: EngineRequest, choose: Callable[[frozenset[str]], Endpoint], refusal: ApiError
+    ) -> Endpoint:
+        """Choose as soon as instances serve that have yet to start; the request has been on none."""
+        with self._room.place(request, refusal):
+            try:
+                async with asyncio.timeout(self._room.seconds):
+                    while True:
+                        await self._fleet.changed()
+                        try:
+                            return self._choose_now(Role.PREFILL, choose)
+                        except ApiError as error:
+                            if error.status != 503:
+                                raise
+                            refusal = error
+            except TimeoutError:
+                raise self._room.over(refusal) from None
 
     def _choose_now(self, role: Role, choose: Callable[[frozenset[str]], Endpoint]) -> Endpoint:
         failed = frozenset(self._failed[role])

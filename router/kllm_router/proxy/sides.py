@@ -62,6 +62,7 @@ class PrefillSide:
         self.parked = False
         self._client = client
         self._path = request.path
+        self._trace = request.trace
         self._watch = watch
         self._call: EngineCall | None = None
         self._collector = Collector(client.settings.pool.response_bytes)
@@ -85,7 +86,9 @@ class PrefillSide:
         def suspect(quiet_seconds: float) -> bool:
             return fleet.has_lost(self.endpoint, quiet_seconds, Awaited.HANDOVER if self.parked else Awaited.KV)
 
-        self._call = self._client.call(self.endpoint, self._path, self.body, receiver=self._collector, suspect=suspect)
+        self._call = self._client.call(
+            self.endpoint, self._path, self.body, receiver=self._collector, suspect=suspect, trace=self._trace
+        )
 
     def close(self) -> None:
         """Give up its connection."""
@@ -174,6 +177,7 @@ class DecodeSide:
         self.relay = relay
         self._client = client
         self._path = request.path
+        self._trace = request.trace
         self._body = _streamed(body, request, token_ids=relay.transcript is not None) if request.stream else body
         self._awaited = Awaited.TOKENS if request.stream and not _withholds(request) else Awaited.ANSWER
         self._watching: asyncio.Task[None] | None = None
@@ -199,7 +203,9 @@ class DecodeSide:
             return fleet.has_lost(endpoint, quiet_seconds, awaited)
 
         self._watching = asyncio.get_running_loop().create_task(self._watch(fleet, rid))
-        self.relay.call = self._client.call(endpoint, self._path, self._body, receiver=self.relay, suspect=suspect)
+        self.relay.call = self._client.call(
+            endpoint, self._path, self._body, receiver=self.relay, suspect=suspect, trace=self._trace
+        )
 
     def stop_watching(self) -> None:
         """Hear nothing more of the instance."""

@@ -43,6 +43,11 @@ class Transcript:
         return not self._unannounced and self._left >= 0
 
     @property
+    def tokens(self) -> int:
+        """How many ids there are so far."""
+        return sum(part.count(b",") + 1 for part in self._ids)
+
+    @property
     def ids(self) -> list[int]:
         """All ids so far."""
         return [int(number) for part in self._ids for number in part.split(b",") if number]

@@ -208,7 +208,14 @@ class EngineClient:
         self._closed = False
 
     def call(
-        self, endpoint: Endpoint, path: str, body: bytes, *, receiver: Receiver, suspect: Suspect | None = None
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        *,
+        receiver: Receiver,
+        suspect: Suspect | None = None,
+        trace: str = "",
     ) -> EngineCall:
         """POST a JSON body; everything that happens then is told to the receiver.
 
@@ -219,9 +226,10 @@ class EngineClient:
             receiver: takes the answer.
             suspect: asked about a silent engine. Without it only the stall limit counts, and the request may be sent
                 twice.
+            trace: header lines of a trace context, each with its end.
         """
         host = f"{endpoint.http_host}:{endpoint.http_port}"
-        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\n{self._head}{len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\n{trace}{self._head}{len(body)}\r\n\r\n"
         call = EngineCall(self, endpoint, head.encode("latin-1") + body, receiver=receiver, suspect=suspect)
         call.start()
         return call

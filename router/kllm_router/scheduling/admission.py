@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from kllm_router.scheduling.choices import Refusal, Refused, is_fresh
 from kllm_router.scheduling.decode import DecodeCandidate
 from kllm_router.scheduling.prefill import PrefillCandidate
+from kllm_router.scheduling.slack import SlackSettings
+
+_NO_SLACK = SlackSettings()
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,14 @@ class AdmissionSettings:
             because what is prefilled then would only hold KV.
         stale_after_seconds: an older load counts as no load.
         retry_after_seconds: told to clients that are refused.
+        slack: when a request that would be late is refused.
     """
 
     max_in_flight: int = 4096
     max_waiting_per_decode: int = 256
     stale_after_seconds: float = 3.0
     retry_after_seconds: float = 1.0
+    slack: SlackSettings = _NO_SLACK
 
 
 def admit(

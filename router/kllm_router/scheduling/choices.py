@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kllm_core.fleet import EngineLoad, Instance
 
@@ -30,18 +31,26 @@ class Standing(enum.IntEnum):
     """Decode: it gets nothing new while another one can take it."""
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What one candidate was judged by, for logs.
 
     Attributes:
         seconds: predicted; what it stands for differs between prefill and decode.
+        price: seconds that the choice is expected to cost those that come later.
+        own_seconds: of `seconds`, what the request's own work takes.
     """
 
     instance_id: str
     standing: Standing
     seconds: float
     in_flight: int
+    price: float = 0.0
+    own_seconds: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """What candidates are compared by."""
+        return self.seconds + self.price
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,11 @@ class Choice:
     reason: str
     message: str
     costs: tuple[Cost, ...] = ()
+
+    @property
+    def cost(self) -> Cost:
+        """That of the chosen instance."""
+        return next(cost for cost in self.costs if cost.instance_id == self.instance_id)
 
 
 @dataclass(frozen=True)
@@ -82,8 +96,8 @@ def pick(costs: Sequence[Cost], *, tie_seconds: float, rotation: int) -> Choice:
     """
     best = min(cost.standing for cost in costs)
     willing = [cost for cost in costs if cost.standing == best]
-    least = min(cost.seconds for cost in willing)
-    equal = [cost for cost in willing if cost.seconds <= least + tie_seconds]
+    least = min(cost.total for cost in willing)
+    equal = [cost for cost in willing if cost.total <= least + tie_seconds]
     fewest = min(cost.in_flight for cost in equal)
     idle = [cost for cost in equal if cost.in_flight == fewest]
     chosen = idle[rotation % len(idle)]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kllm_router.scheduling.block_table import BlockTable, Hashes
+from kllm_router.scheduling.holders import Holders, HolderSets
 
 MAX_BLOCKS = 4_000_000
-"""Blocks over all instances. One takes about 200 bytes, so that the bound lies near 800 MB."""
+"""Blocks over all instances, each counted once per instance and tier. With 2 million of them over 1,000 instances the
+index takes about 70 MB (bench/router/prefix_index.py)."""
 
 
 class Tier(enum.IntEnum):
@@ -19,8 +27,7 @@ class Tier(enum.IntEnum):
     SHARED = 3
 
 
-@dataclass(frozen=True)
-class PrefixMatch:
+class PrefixMatch(NamedTuple):
     """Blocks of a prompt's start that one instance holds without a gap, each counted in its fastest tier."""
 
     device: int = 0
@@ -33,25 +40,63 @@ class PrefixMatch:
         """All of them."""
         return self.device + self.host + self.disk + self.shared
 
+    def with_expected(self, blocks: int) -> PrefixMatch:
+        """The same, with what is on its way there: so many blocks will be on the device by then."""
+        return self if blocks <= self.blocks else self._replace(device=self.device + blocks - self.blocks)
+
+
+@dataclass(frozen=True)
+class TierCredit:
+    """How much of a cached token's computation is saved, by tier: host and disk blocks must be loaded first."""
+
+    device: float = 1.0
+    host: float = 0.75
+    disk: float = 0.25
+    shared: float = 0.25
+
+    def blocks(self, match: PrefixMatch) -> float:
+        """Blocks that need not be computed."""
+        return self.device * match.device + self.host * match.host + self.disk * match.disk + self.shared * match.shared
+
+    def of(self, tier: Tier) -> float:
+        """That of one tier."""
+        return (self.device, self.host, self.disk, self.shared)[tier]
+
+    def replaced(self, tier: Tier, credit: float) -> TierCredit:
+        """The same with another one for a tier."""
+        return replace(self, **{tier.name.lower(): credit})
+
 
 NO_MATCH = PrefixMatch()
+ASSUMED_CREDIT = TierCredit()
+"""Before anything was measured."""
+_SPARE_LOG = 256
+_FEW_BITS = 16
+_FIRST_LOOK = 512
+"""Blocks that are looked up at first; each further look takes twice as many, as long as somebody has all so far."""
 
 
 @dataclass
-class _Holder:
-    """One instance in the index; its bit is free again when it leaves."""
+class _Instance:
+    """One instance in the index; its bit is free again when it leaves.
+
+    Attributes:
+        held: blocks by tier.
+        log: hashes that were stored, for when all of them are to go; some may have left, and some be there twice.
+    """
 
     incarnation: int
     bit: int
-    tiers: dict[Tier, set[int]] = field(default_factory=lambda: {tier: set() for tier in Tier})
+    held: list[int] = field(default_factory=lambda: [0] * len(Tier))
+    log: array[int] = field(default_factory=lambda: array("Q"))
 
 
 class PrefixIndex:
     """Blocks by hash and tier.
 
     A hash stands for its whole prefix, yet an inner block can leave before those that follow it. A lookup therefore
-    walks the chain from its start and keeps, as one integer, the set of instances that still have all of it: a step
-    costs the same for one instance as for a hundred.
+    goes along the whole chain. All its hashes are looked up at once, and each gives the number of the set of instances
+    that hold it; work in Python is done only where that set changes.
 
     Every change names the incarnation that it is about. One that is not the current one changes nothing, so that
     messages of a server that is gone cannot bring its blocks back.
@@ -59,10 +104,11 @@ class PrefixIndex:
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._holders: dict[str, _Holder] = {}
+        self._instances: dict[str, _Instance] = {}
         self._names: dict[int, str] = {}
         self._free_bits: list[int] = []
-        self._masks: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
+        self._table = BlockTable(max_blocks)
+        self._sets = HolderSets()
         self._blocks = 0
         self._refused = 0
 
@@ -78,58 +124,64 @@ class PrefixIndex:
 
     def begin(self, instance_id: str, incarnation: int) -> None:
         """Make `incarnation` the current one; blocks of another one are forgotten."""
-        holder = self._holders.get(instance_id)
-        if holder is not None and holder.incarnation == incarnation:
+        known = self._instances.get(instance_id)
+        if known is not None and known.incarnation == incarnation:
             return
         self.forget(instance_id)
         number = self._free_bits.pop() if self._free_bits else len(self._names)
-        self._holders[instance_id] = _Holder(incarnation, 1 << number)
+        self._instances[instance_id] = _Instance(incarnation, 1 << number)
         self._names[number] = instance_id
 
     def forget(self, instance_id: str) -> None:
         """The instance has left."""
-        holder = self._holders.pop(instance_id, None)
-        if holder is None:
+        instance = self._instances.pop(instance_id, None)
+        if instance is None:
             return
-        self._drop_all(holder)
-        number = holder.bit.bit_length() - 1
+        self._drop_all(instance)
+        number = instance.bit.bit_length() - 1
         del self._names[number]
         self._free_bits.append(number)
 
     def store(self, instance_id: str, incarnation: int, tier: Tier, blocks: Iterable[int]) -> None:
         """Blocks have entered a tier."""
-        holder = self._current(instance_id, incarnation)
-        if holder is None:
+        instance = self._current(instance_id, incarnation)
+        if instance is None:
             return
-        held, masks = holder.tiers[tier], self._masks[tier]
+        table, sets, bit = self._table, self._sets, instance.bit
         for block in blocks:
-            if block in held:
+            number = table.get(block)
+            holders = sets[number]
+            if holders[tier] & bit:
                 continue
-            if self._blocks >= self._max_blocks:
+            if self._blocks >= self._max_blocks or not self._has_place(block, number):
                 self._refused += 1
                 continue
-            held.add(block)
-            masks[block] = masks.get(block, 0) | holder.bit
+            table.set(block, sets.move(number, _changed(holders, tier, holders[tier] | bit)))
+            instance.log.append(block)
+            instance.held[tier] += 1
             self._blocks += 1
+        if len(instance.log) > 2 * sum(instance.held) + _SPARE_LOG:
+            held = {block for block in instance.log if any(mask & bit for mask in sets[table.get(block)])}
+            instance.log = array("Q", held)
 
     def remove(self, instance_id: str, incarnation: int, tier: Tier, blocks: Iterable[int]) -> None:
         """Blocks have left a tier."""
-        holder = self._current(instance_id, incarnation)
-        if holder is not None:
-            self._drop(holder, tier, [block for block in blocks if block in holder.tiers[tier]])
+        instance = self._current(instance_id, incarnation)
+        if instance is not None:
+            self._drop(instance, tier, blocks)
 
     def clear(self, instance_id: str, incarnation: int) -> None:
         """The instance's cache is empty now."""
-        holder = self._current(instance_id, incarnation)
-        if holder is not None:
-            self._drop_all(holder)
+        instance = self._current(instance_id, incarnation)
+        if instance is not None:
+            self._drop_all(instance)
 
     def held(self, instance_id: str) -> int:
         """Blocks of one instance, over all tiers."""
-        holder = self._holders.get(instance_id)
-        return sum(len(held) for held in holder.tiers.values()) if holder else 0
+        instance = self._instances.get(instance_id)
+        return sum(instance.held) if instance else 0
 
-    def match(self, chain: Sequence[int]) -> dict[str, PrefixMatch]:
+    def match(self, chain: Sequence[int] | Hashes) -> dict[str, PrefixMatch]:
         """How much of a prompt each instance has.
 
         Args:
@@ -138,76 +190,107 @@ class PrefixIndex:
         Returns:
             Instances with at least one block; all others have none.
         """
-        tiers = [tier for tier in Tier if self._masks[tier]]
-        layers = [self._masks[tier] for tier in tiers]
-        if not tiers:
+        if not self._blocks or not len(chain):
             return {}
-        tally = _Tally(tiers)
-        alive = -1
-        for depth, block in enumerate(chain):
-            alive, parts = _split(alive, [masks.get(block, 0) for masks in layers])
-            if parts != tally.parts:
-                tally.change(depth, parts)
-                if not alive:
-                    break
-        tally.change(len(chain), [0] * len(tiers))
-        return {self._names[number]: PrefixMatch(*counted) for number, counted in tally.counts.items()}
+        hashes, tally = np.asarray(chain, np.uint64), _Tally()
+        begin, size = 0, _FIRST_LOOK
+        while begin < len(hashes) and self._follow(tally, hashes[begin : begin + size]):
+            begin, size = begin + size, 2 * size
+        tally.stop()
+        found: dict[str, PrefixMatch] = {}
+        for mask, match in tally.ended:
+            found.update(dict.fromkeys(map(self._names.__getitem__, _bits(mask)), match))
+        return found
 
-    def _current(self, instance_id: str, incarnation: int) -> _Holder | None:
-        holder = self._holders.get(instance_id)
-        return holder if holder is not None and holder.incarnation == incarnation else None
+    def _follow(self, tally: _Tally, hashes: Hashes) -> bool:
+        """Go along a part of a chain; whether anybody has all so far."""
+        numbers = self._table.get_many(hashes)
+        changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        depth = 0
+        for end, number in zip([*changes.tolist(), len(numbers)], numbers[[0, *changes]].tolist(), strict=True):
+            if not tally.go_on(self._sets[number], end - depth):
+                return False
+            depth = end
+        return True
 
-    def _drop_all(self, holder: _Holder) -> None:
+    def _current(self, instance_id: str, incarnation: int) -> _Instance | None:
+        instance = self._instances.get(instance_id)
+        return instance if instance is not None and instance.incarnation == incarnation else None
+
+    def _has_place(self, block: int, number: int) -> bool:
+        """Whether the table can hold a block that has this number now."""
+        return bool(number) or self._table.reserve(block)
+
+    def _drop_all(self, instance: _Instance) -> None:
         for tier in Tier:
-            self._drop(holder, tier, list(holder.tiers[tier]))
+            if instance.held[tier]:
+                self._drop(instance, tier, instance.log)
+        instance.log = array("Q")
 
-    def _drop(self, holder: _Holder, tier: Tier, blocks: Iterable[int]) -> None:
-        held, masks = holder.tiers[tier], self._masks[tier]
+    def _drop(self, instance: _Instance, tier: Tier, blocks: Iterable[int]) -> None:
+        table, sets, bit = self._table, self._sets, instance.bit
         for block in blocks:
-            if block not in held:
+            number = table.get(block)
+            holders = sets[number]
+            if not holders[tier] & bit:
                 continue
-            held.remove(block)
-            left = masks[block] & ~holder.bit
-            if left:
-                masks[block] = left
-            else:
-                del masks[block]
+            table.set(block, sets.move(number, _changed(holders, tier, holders[tier] & ~bit)))
+            instance.held[tier] -= 1
             self._blocks -= 1
 
 
-def _split(alive: int, masks: list[int]) -> tuple[int, list[int]]:
-    """Those of `alive` that hold a block, altogether and by their fastest tier."""
-    parts: list[int] = []
-    found = 0
-    for mask in masks:
-        part = mask & alive & ~found
-        parts.append(part)
-        found |= part
-    return found, parts
+def _changed(holders: Holders, tier: Tier, mask: int) -> Holders:
+    return Holders._make((*holders[:tier], mask, *holders[tier + 1 :]))
 
 
 class _Tally:
-    """Blocks by instance and tier, counted where an instance enters or leaves a tier rather than at each block."""
+    """Groups of instances that have the same so far.
 
-    def __init__(self, tiers: list[Tier]) -> None:
-        self.parts = [0] * len(tiers)
-        self.counts: dict[int, list[int]] = {}
-        self._tiers = tiers
-        self._since: dict[tuple[Tier, int], int] = {}
+    Attributes:
+        ended: groups whose prefix has come to its end, as bits, with what they have.
+    """
 
-    def change(self, depth: int, parts: list[int]) -> None:
-        """From this depth on, the instances in each tier are these."""
-        for tier, before, after in zip(self._tiers, self.parts, parts, strict=True):
-            for number in _bits(after & ~before):
-                self._since[tier, number] = depth
-            for number in _bits(before & ~after):
-                counted = self.counts.setdefault(number, [0] * len(Tier))
-                counted[tier] += depth - self._since[tier, number]
-        self.parts = parts
+    def __init__(self) -> None:
+        self.ended: list[tuple[int, PrefixMatch]] = []
+        self._groups: list[tuple[int, PrefixMatch]] = []
+        self._has_begun = False
+
+    def go_on(self, holders: Holders, blocks: int) -> bool:
+        """So many further blocks are held by these; whether anybody has all so far."""
+        if not self._has_begun:
+            self._has_begun = True
+            everybody = holders.device | holders.host | holders.disk | holders.shared
+            self._groups = [(everybody, NO_MATCH)] if everybody else []
+        following: dict[PrefixMatch, int] = {}
+        for mask, found in self._groups:
+            left = mask
+            for tier, held in enumerate(holders):
+                part = left & held
+                if part:
+                    more = PrefixMatch._make((*found[:tier], found[tier] + blocks, *found[tier + 1 :]))
+                    following[more] = following.get(more, 0) | part
+                    left &= ~part
+                    if not left:
+                        break
+            if left and found.blocks:
+                self.ended.append((left, found))
+        self._groups = [(mask, found) for found, mask in following.items()]
+        return bool(self._groups)
+
+    def stop(self) -> None:
+        """The prompt is over."""
+        self.ended += self._groups
+        self._groups = []
 
 
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
+def _bits(mask: int) -> list[int]:
+    """Numbers of the bits that are set."""
+    if mask.bit_count() <= _FEW_BITS:
+        few = []
+        while mask:
+            few.append((mask & -mask).bit_length() - 1)
+            mask &= mask - 1
+        return few
+    data = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+    numbers: list[int] = np.flatnonzero(np.unpackbits(data, bitorder="little")).tolist()
+    return numbers

@@ -1,4 +1,4 @@
-"""Tells the other routers of a service through Redis what this one has in flight, and hears the same of them.
+"""Tells the other routers of a service through Redis what this one does, and hears the same of them: see `told`.
 
 Each router has a key of its own, which expires a second after it was last written, and its name in a sorted set of the
 service. A round is one pipeline: write the own key if it is due, read the names, read the keys of those that are known.
@@ -13,8 +13,8 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -27,18 +27,19 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from kllm_router.pauses import backoff
 from kllm_router.shared.address import RedisAddress, read_address
 from kllm_router.shared.exceptions import AddressError, ToldError
-from kllm_router.shared.peers import Peers
+from kllm_router.shared.peers import OnHome, Peers
 from kllm_router.shared.told import MOST_BYTES, Told, decode, encode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kllm_router.metrics import SharedMetrics
+    from kllm_router.scheduling.quota import Spent
     from kllm_router.scheduling.share import Share
 
-_VERSION = 1
+_VERSION = 2
 """Of keys and of what is in them. Routers of different versions do not hear each other."""
-_MOST_ROUTERS = 64
+_MOST_ROUTERS = 128
 _NAME = re.compile(rb"[0-9a-f]{16}")
 _MOST_PROBLEM = 200
 
@@ -56,6 +57,7 @@ class RedisSettings:
         connect_seconds: of a round that has to connect first.
         forget_seconds: what is told counts for so long, in Redis and with those who heard it.
         gone_seconds: a name without a key for so long is removed.
+        told_after_seconds: a problem that lasts so long is told to the operator.
         least_pause_seconds: after a first failure.
         most_pause_seconds: after many.
     """
@@ -66,6 +68,7 @@ class RedisSettings:
     connect_seconds: float = 1.0
     forget_seconds: float = 1.0
     gone_seconds: float = 10.0
+    told_after_seconds: float = 5.0
     least_pause_seconds: float = 0.2
     most_pause_seconds: float = 3.0
 
@@ -86,6 +89,7 @@ class RedisShares:
         scope: what the routers that share have in common and no others.
         name: of this router: 16 hex characters that no other router has.
         metrics: told how it goes.
+        on_home: told where the others' prompts went.
         clock: monotonic seconds; that of whoever asks `of`.
     """
 
@@ -96,6 +100,7 @@ class RedisShares:
         scope: str,
         name: str,
         metrics: SharedMetrics,
+        on_home: OnHome = lambda _id, _marks, _now: None,
         settings: RedisSettings | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -110,20 +115,25 @@ class RedisShares:
         self._clock = clock
         self._client: Redis | None = None
         self._address = ""
-        self._peers = Peers(self._settings.forget_seconds)
+        self._peers = Peers(self._settings.forget_seconds, on_home)
         self._known: dict[str, float] = {}
         """Names of others, with when each last had a key."""
         self._refused_names: list[bytes] = []
         self._names_are_broken = False
         self._sequence = 0
-        self._written: Mapping[str, Share] | None = None
+        self._written: Told | None = None
         self._written_at = 0.0
         self._problem: str | None = "not connected yet"
+        self._problem_since = clock()
         self._reason = ""
 
     def of(self, instance_id: str, now: float) -> Share:
         """See `SharedLoad`."""
         return self._peers.of(instance_id, now)
+
+    def spent(self, key: str, now: float) -> Spent:
+        """See `SharedLoad`."""
+        return self._peers.spent(key, now)
 
     def status(self) -> dict[str, Any]:
         """See `SharedLoad`."""
@@ -134,8 +144,13 @@ class RedisShares:
             "routers": len(self._peers),
         }
 
-    async def run(self, own: Callable[[], Mapping[str, Share]]) -> None:
-        """Exchange until cancelled; `own` gives this router's shares by instance id."""
+    def unshared(self) -> str:
+        """Why the others are not heard, once it has been so for some seconds; empty before."""
+        lasted = self._clock() - self._problem_since
+        return (self._problem or "") if lasted >= self._settings.told_after_seconds else ""
+
+    async def run(self, own: Callable[[], Told]) -> None:
+        """Exchange until cancelled; `own` gives what this router has to tell, whatever the sequence in it."""
         pauses, task = self._pauses(), asyncio.current_task()
         try:
             # The library can swallow a cancellation: asyncio.wait_for does on Python 3.11.
@@ -155,7 +170,7 @@ class RedisShares:
 
     # --- one round
 
-    async def _round(self, shares: Mapping[str, Share]) -> None:
+    async def _round(self, own: Told) -> None:
         """Write and read once.
 
         Raises:
@@ -163,7 +178,7 @@ class RedisShares:
         """
         started = self._clock()
         try:
-            answers = await self._asked(shares)
+            answers = await self._asked(own)
         except AddressError as error:
             raise _RoundError("address", str(error)) from error
         except (TimeoutError, RedisTimeoutError) as error:
@@ -176,7 +191,7 @@ class RedisShares:
         self._metrics.round_trip.observe(self._clock() - started)
         self._understand(answers)
 
-    async def _asked(self, shares: Mapping[str, Share]) -> dict[str, Any]:
+    async def _asked(self, own: Told) -> dict[str, Any]:
         """Answers by command, those for the keys of others by their names."""
         settings = self._settings
         seconds = settings.connect_seconds if self._client is None else settings.timeout_seconds
@@ -185,7 +200,7 @@ class RedisShares:
                 if self._client is None:
                     self._client = self._connected()
                 pipeline = self._client.pipeline(transaction=False)
-                asked = self._ask(pipeline, shares)
+                asked = self._ask(pipeline, own)
                 answers = await pipeline.execute(raise_on_error=False)
         except BaseException:
             # Its answers may still come, and would be taken for those of the next round.
@@ -193,16 +208,16 @@ class RedisShares:
             raise
         return dict(zip(asked, answers, strict=True))
 
-    def _ask(self, pipeline: Any, shares: Mapping[str, Share]) -> list[str]:
+    def _ask(self, pipeline: Any, own: Told) -> list[str]:
         """Fill a pipeline; the names of its commands in order."""
         settings, now, asked = self._settings, self._clock(), []
         if self._names_are_broken:
             pipeline.delete(self._names)
             asked.append("delete")
-        if shares != self._written or now - self._written_at >= settings.heartbeat_seconds:
+        if own != self._written or now - self._written_at >= settings.heartbeat_seconds:
             self._sequence += 1
-            self._written, self._written_at = shares, now
-            value = encode(Told(self._sequence, shares))
+            self._written, self._written_at = own, now
+            value = encode(replace(own, sequence=self._sequence))
             pipeline.set(self._key(self._name), value, px=round(settings.forget_seconds * 1000))
             pipeline.zadd(self._names, {self._name: 0})
             pipeline.pexpire(self._names, round(settings.gone_seconds * 1000))
@@ -322,4 +337,6 @@ class RedisShares:
             _log.warning(
                 "load is not shared with other routers", redis=self._address, reason=error.reason, error=str(error)
             )
+        if self._problem is None:
+            self._problem_since = self._clock()
         self._problem, self._reason = str(error), error.reason

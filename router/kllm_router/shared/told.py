@@ -1,23 +1,31 @@
-"""What a router tells the others: its share of each instance, in JSON. Pure."""
+"""What a router tells the others: what it has on instances, what keys have taken, where prompts went. JSON. Pure."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import orjson
 
+from kllm_router.scheduling.expected import Mark
+from kllm_router.scheduling.quota import Spent
 from kllm_router.scheduling.share import Share
 from kllm_router.shared.exceptions import ToldError
 
-MOST_BYTES = 256 * 1024
-"""Of what one router tells; 2,000 names of pods in their longest form are about 200 KiB."""
+MOST_BYTES = 512 * 1024
+"""Of what one router tells: 2,000 names of pods in their longest form are about 200 KiB, the rest together no more."""
 _MOST_INSTANCES = 2000
+_MOST_KEYS = 1000
+_MOST_MARKS = 4096
 _MOST_NAME = 253
-_MOST_REQUESTS = 1_000_000
-_MOST_TOKENS = 1_000_000_000
+_MOST_COUNT = 1_000_000
+_MOST_TOKENS = 1_000_000_000_000
+_MOST_HASH = 2**64 - 1
+_COUNTS = (_MOST_COUNT, _MOST_COUNT, _MOST_TOKENS)
+
+_Counts = TypeVar("_Counts", Share, Spent)
 
 
 @dataclass(frozen=True)
@@ -27,18 +35,27 @@ class Told:
     Attributes:
         sequence: another one each time that it tells, so that what is merely still there is not taken for news.
         shares: by instance id; those without any are left out.
+        spent: by the name of a key; those that have taken nothing are left out.
+        homes: by instance id: beginnings of prompts that went there just now.
     """
 
-    sequence: int
-    shares: Mapping[str, Share]
+    sequence: int = 0
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    spent: Mapping[str, Spent] = field(default_factory=dict)
+    homes: Mapping[str, Sequence[Mark]] = field(default_factory=dict)
 
 
 def encode(told: Told) -> bytes:
-    """Written for Redis. Of more than 2,000 instances, those with the most unreported tokens are told."""
-    shares = told.shares
-    if len(shares) > _MOST_INSTANCES:
-        shares = dict(heapq.nlargest(_MOST_INSTANCES, shares.items(), key=lambda item: item[1].unreported_tokens))
-    return orjson.dumps({"sequence": told.sequence, "instances": {name: [*share] for name, share in shares.items()}})
+    """Written for others. Above their bounds, the instances and keys with the most tokens are told."""
+    shares = _largest(told.shares, _MOST_INSTANCES, lambda share: share.unreported_tokens)
+    spent = _largest(told.spent, _MOST_KEYS, lambda taken: taken.tokens)
+    document = {
+        "sequence": told.sequence,
+        "instances": {name: [*share] for name, share in shares.items()},
+        "keys": {name: [*taken] for name, taken in spent.items()},
+        "homes": {name: [number for mark in marks for number in mark] for name, marks in told.homes.items()},
+    }
+    return orjson.dumps(document)
 
 
 def decode(data: bytes) -> Told:
@@ -55,16 +72,43 @@ def decode(data: bytes) -> Told:
         raise ToldError(f"not JSON: {error}") from error
     if not isinstance(parsed, dict) or type(parsed.get("sequence")) is not int:
         raise ToldError("sequence must be a whole number")
-    instances = parsed.get("instances")
-    if not isinstance(instances, dict) or len(instances) > _MOST_INSTANCES:
-        raise ToldError(f"instances must be an object of at most {_MOST_INSTANCES}")
-    return Told(parsed["sequence"], {name: _share(name, counts) for name, counts in instances.items()})
+    shares = _named(parsed, "instances", _MOST_INSTANCES, lambda counts: Share(*_counts("instances", counts)))
+    spent = _named(parsed, "keys", _MOST_KEYS, lambda counts: Spent(*_counts("keys", counts)))
+    homes = _named(parsed, "homes", _MOST_INSTANCES, _marks)
+    if sum(map(len, homes.values())) > _MOST_MARKS:
+        raise ToldError(f"homes must be at most {_MOST_MARKS}")
+    return Told(parsed["sequence"], shares, spent, homes)
 
 
-def _share(name: str, counts: Any) -> Share:
-    most = (_MOST_REQUESTS, _MOST_REQUESTS, _MOST_TOKENS)
-    if len(name) > _MOST_NAME or not isinstance(counts, list) or len(counts) != len(most):
-        raise ToldError("each of instances must be a name and three counts")
-    if not all(type(count) is int and 0 <= count <= limit for count, limit in zip(counts, most, strict=True)):
-        raise ToldError(f"counts of an instance must be whole numbers from 0 to {most}")
-    return Share(*counts)
+_Value = TypeVar("_Value")
+
+
+def _named(parsed: dict[str, Any], field_name: str, most: int, read: Callable[[Any], _Value]) -> dict[str, _Value]:
+    told = parsed.get(field_name)
+    if not isinstance(told, dict) or len(told) > most:
+        raise ToldError(f"{field_name} must be an object of at most {most}")
+    if any(len(name) > _MOST_NAME for name in told):
+        raise ToldError(f"names of {field_name} must have at most {_MOST_NAME} characters")
+    return {name: read(value) for name, value in told.items()}
+
+
+def _counts(field_name: str, counts: Any) -> list[int]:
+    if not isinstance(counts, list) or len(counts) != len(_COUNTS):
+        raise ToldError(f"each of {field_name} must be a name and three counts")
+    if not all(type(count) is int and 0 <= count <= limit for count, limit in zip(counts, _COUNTS, strict=True)):
+        raise ToldError(f"counts of {field_name} must be whole numbers from 0 to {_COUNTS}")
+    return counts
+
+
+def _marks(numbers: Any) -> list[Mark]:
+    if not isinstance(numbers, list) or len(numbers) % 2 or len(numbers) > 2 * _MOST_MARKS:
+        raise ToldError("each of homes must be a name and pairs of numbers")
+    if not all(type(number) is int and 0 <= number <= _MOST_HASH for number in numbers):
+        raise ToldError(f"numbers of homes must be whole ones from 0 to {_MOST_HASH}")
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _largest(counts: Mapping[str, _Counts], most: int, size: Callable[[_Counts], int]) -> Mapping[str, _Counts]:
+    if len(counts) <= most:
+        return counts
+    return dict(heapq.nlargest(most, counts.items(), key=lambda item: size(item[1])))
