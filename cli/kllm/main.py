@@ -207,7 +207,12 @@ def bench(
 
 @app.command()
 def replay(
-    history: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `kllm up --record` wrote.")],
+    history: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="What `--record` of `kllm up` or `kllm simulate` wrote, or the operator."
+        ),
+    ],
     file: Annotated[Path, typer.Option("-f", "--file", help="Manifest of the service, as it was or as it shall be.")],
     window: Annotated[str | None, typer.Option(help="Part of it, BEGIN:END in seconds.")] = None,
     engine: Annotated[

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +153,12 @@ def test_a_trace_is_read_plain_and_gzipped_and_up_to_a_limit(tmp_path: Path, con
         (b"timestamp,input_length,output_length\n1,2,-3\n", "line 2 is no request.*negative number of tokens, -3"),
         (b"timestamp,input_length,output_length\n1,2,9999999\n", "line 2 is no request.*more than 1000000"),
         (b'{"timestamp": 1}\n', "line 1 is no Mooncake request"),
+        (b'{"timestamp": 1, "input_length": Infinity, "output_length": 2}\n', "line 1 is no Mooncake request"),
+        (b'{"timestamp": 1, "input_length": 3.7, "output_length": 2}\n', "line 1 .*3.7 is no number of tokens"),
+        (b'{"timestamp": 1, "input_length": true, "output_length": 2}\n', "line 1 .*True is no number of tokens"),
+        (MOONCAKE.encode() + b'{"a":' + b"[" * 100_000 + b"\n", "line 4 is no Mooncake request"),
+        (b"timestamp,input_length,input_length,output_length\n1,2,3,4\n", "line 1 has several columns input_length"),
+        (MOONCAKE.encode() + b" " * (17 << 20), "line 4 has more than 16777216 characters"),
         (MOONCAKE.encode() + b"[]\n", "line 4 is no Mooncake request"),
         (b"\x1f\x8bnonsense", "cannot be read"),
         (b"\xff\xfe\n", "cannot be read"),
@@ -160,6 +168,13 @@ def test_what_is_no_trace_is_told_with_its_line(tmp_path: Path, content, message
     (tmp_path / "trace").write_bytes(content)
     with pytest.raises(TraceError, match=message):
         read_trace(tmp_path / "trace")
+
+
+def test_a_trace_is_read_from_a_pipe_from_its_first_line_on(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit((tmp_path / "pipe").write_text, MOONCAKE)
+        assert read_trace(tmp_path / "pipe") == parse_trace(MOONCAKE.splitlines(keepends=True))
 
 
 def test_times_that_run_backwards_are_sorted_or_refused_with_the_line():

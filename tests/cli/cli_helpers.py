@@ -19,6 +19,8 @@ from pathlib import Path
 from substrate.substrate_helpers import MANIFEST, processes_with, wait_until
 
 DRIVER = str(Path(__file__).with_name("driver.py"))
+PATIENCE_SECONDS = 60.0
+"""Far more than a start or an end takes where nothing else runs."""
 
 
 class Machine:
@@ -107,14 +109,14 @@ class Up:
         def found() -> list[dict]:
             return [seen for seen in list(self.events) if wanted.items() <= seen.items()]
 
-        wait_until(found, what=f"{wanted}; stderr: {self.errors}")
+        wait_until(found, seconds=PATIENCE_SECONDS, what=f"{wanted}; stderr: {self.errors}")
         return found()[0]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         self.process.send_signal(number)
 
-    def end(self, *, seconds: float = 20.0) -> tuple[int, str, float]:
+    def end(self, *, seconds: float = PATIENCE_SECONDS) -> tuple[int, str, float]:
         """Wait for its end; exit status, standard error, and seconds that it took."""
         began = time.monotonic()
         status = self.process.wait(timeout=seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 from dataclasses import replace
 
@@ -135,6 +136,10 @@ def test_a_simulation_that_was_recorded_is_decided_in_the_same_way_once_more(tmp
     result = CliRunner().invoke(app, ["simulate", *arguments[:-1], str(tmp_path / "new"), "--policy", "hpa"])
     assert result.exit_code == 2
     assert "--record: it records what slo decides from" in result.stderr
+    result = CliRunner().invoke(app, ["simulate", *arguments[:-1], str(tmp_path / "new"), "--pool", "one"])
+    assert result.exit_code == 2
+    assert "--record: `kllm replay` decides on prefill and decode" in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_recording_overwrites_nothing(tmp_path):
@@ -196,6 +201,22 @@ def test_time_that_runs_backwards_is_refused_and_a_gap_is_told():
     assert parse_history([HEADER, line(10), line(15)]).notes == ()
 
 
+def test_a_replay_that_is_interrupted_keeps_what_was_decided(tmp_path, monkeypatch):
+    def stopped(*given):
+        yield from itertools.islice(replayed(*given), 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kllm.commands.replay.replayed", stopped)
+    file = recorded([moment(5.0 * tick) for tick in range(10)], tmp_path)
+    service, out = tmp_path / "service.yaml", tmp_path / "replay.json"
+    service.write_text(SERVICE)
+    result = CliRunner().invoke(app, ["replay", str(file), "-f", str(service), "--json", str(out)])
+    assert result.exit_code == 130
+    document = json.loads(out.read_text())
+    assert document["interrupted"] is True
+    assert len(document["decisions"]) == 3
+
+
 def test_the_command_tells_changes_and_writes_every_decision(tmp_path):
     file = recorded([moment(5.0 * tick, 2 if tick < 12 else 25) for tick in range(40)], tmp_path)
     service, out = tmp_path / "service.yaml", tmp_path / "replay.json"
@@ -207,6 +228,8 @@ def test_the_command_tells_changes_and_writes_every_decision(tmp_path):
     document = json.loads(out.read_text())
     assert len(document["decisions"]) == 40
     assert document["planned_instance_seconds"] > document["recorded_instance_seconds"] == 390.0
+
+    assert document["interrupted"] is False
 
     cut = CliRunner().invoke(app, ["replay", str(file), "-f", str(service), "--window", "50:100"])
     assert "10 moments" in cut.stdout

@@ -146,3 +146,11 @@ def test_settings_reach_the_policies_they_are_for():
 
 def test_policies_keep_their_counts():
     assert parse_policies("slo,static:2,3, static:4 ,hpa") == ["slo", "static:2,3", "static:4", "hpa"]
+
+
+def test_a_trace_that_lasts_for_ages_is_refused_with_its_line(trace):
+    with trace.file.open("a") as file:
+        file.write("1e300,10,5\n")
+    with pytest.raises(OptionError, match=r"--window: .* line 12 comes at 1e\+300 s"):
+        trace()
+    assert len(trace(end=100).requests) == 10

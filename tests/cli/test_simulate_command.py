@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -139,13 +140,17 @@ def test_what_was_simulated_before_an_interruption_is_kept(service, tmp_path, mo
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_interruption_ends_all_that_are_compared_and_keeps_what_they_had(service, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_all_that_are_compared_and_keeps_what_they_had(service, tmp_path, monkeypatch, number):
+    """Terminals and `timeout` send it to all processes, those of the simulations included."""
     told, sent = Progress.update, []
 
     def interrupt(self, index, at_seconds, finished):
         told(self, index, at_seconds, finished)
         if index == 1 and at_seconds > 0 and not sent:
-            sent.append(os.kill(os.getpid(), signal.SIGINT))
+            sent.append(number)
+            for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
+                os.kill(process.pid, number)
 
     monkeypatch.setattr(Progress, "update", interrupt)
     policies = ("compare", "--policies", "static:1,1,static:2,2,static:3,3", "--jobs", "2")
@@ -183,6 +188,7 @@ def test_an_interruption_ends_all_that_are_compared_and_keeps_what_they_had(serv
         ((*RAMP, "--price", "1"), "--price: '1' must be two numbers"),
         ((*RAMP, "--prefill-order", "lifo"), "--prefill-order"),
         ((*RAMP, "--initial", "9,1"), "initial must be 0 to 4, got 9"),
+        ((*RAMP, "--initial", "1.5,1"), "--initial: '1.5,1' must be whole numbers"),
         ((*RAMP, "--json", "/nowhere/x.json"), "--json: /nowhere/x.json cannot be written"),
     ],
 )

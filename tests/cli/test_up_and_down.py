@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from cli.cli_helpers import DRIVER, Machine, listener
+from cli.cli_helpers import DRIVER, PATIENCE_SECONDS, Machine, listener
 from substrate.substrate_helpers import wait_until
 
 
@@ -348,7 +348,7 @@ def test_on_a_terminal_lines_to_copy_are_not_wrapped_and_steps_end_with_a_tick(m
         arguments = [sys.executable, DRIVER, "up", "-f", str(machine.manifest), "--port", "0"]
         os.execve(sys.executable, arguments, {**machine.environment, "COLUMNS": "60", "TERM": "xterm"})
     shown = b""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     asked = False
     while time.monotonic() < deadline:
         readable, _, _ = select.select([terminal], [], [], 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import itertools
 import json
 import math
@@ -12,10 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from kllm.bench.lengths import MAX_TOKENS
 
 MAX_ROWS = 1_000_000
+_MOST_LINE = 16 << 20
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _SERVEGEN = ("timestamp", "input_length", "output_length")
 
@@ -53,11 +56,11 @@ def read_trace(path: Path, *, limit: int | None = None, ordered: bool = False) -
         TraceError: the file cannot be read, or holds something else.
     """
     try:
+        # Opened once, since what has been read of a pipe is gone.
         with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-        opener = gzip.open if zipped else open
-        with opener(path, "rt", encoding="utf-8", newline="") as lines:
-            return parse_trace(lines, limit=limit, ordered=ordered)
+            plain = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+            with io.TextIOWrapper(plain, encoding="utf-8", newline="") as lines:
+                return parse_trace(_bounded(lines), limit=limit, ordered=ordered)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
@@ -89,6 +92,16 @@ def parse_trace(lines: Iterable[str], *, limit: int | None = None, ordered: bool
     return [replace(request, at=request.at - begin) for request in recorded]
 
 
+def _bounded(lines: TextIO) -> Iterator[str]:
+    for number in itertools.count(1):
+        line = lines.readline(_MOST_LINE)
+        if not line:
+            return
+        if len(line) >= _MOST_LINE:
+            raise TraceError(f"line {number} has more than {_MOST_LINE} characters")
+        yield line
+
+
 def spread(recorded: list[Recorded]) -> list[Recorded]:
     """Spread requests of one time evenly over its bin, as wide as the smallest gap between two times.
 
@@ -112,7 +125,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Recorded]:
             blocks = tuple(abs(int(block)) for block in row.get("hash_ids", ()))
             tokens = row["input_length"], row["output_length"]
             yield _recorded(float(row["timestamp"]) / 1000, *tokens, blocks=blocks, line=number)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TraceError(f"line {number} is no Mooncake request: {error!r}") from error
 
 
@@ -134,6 +147,8 @@ def _table(header: str, lines: Iterator[str]) -> Iterator[Recorded]:
         raise TraceError(
             f"line 1 is neither a JSON object nor a header with {', '.join(_AZURE)} or {', '.join(_SERVEGEN)}"
         )
+    if doubled := next((name for name in names if columns.count(name) > 1), None):
+        raise TraceError(f"line 1 has several columns {doubled}; leave one")
     time_of = _azure_time if names is _AZURE else float
     places = [columns.index(name) for name in names]
     for number, row in enumerate(csv.reader(lines), start=2):
@@ -157,13 +172,20 @@ def _recorded(
 ) -> Recorded:
     if not math.isfinite(at):
         raise ValueError("its time is no number")
-    tokens = int(input_tokens), int(output_tokens)
+    tokens = _count(input_tokens), _count(output_tokens)
     if max(tokens) > MAX_TOKENS:
         raise ValueError(f"more than {MAX_TOKENS} tokens")
     if min(tokens) < 0:
         raise ValueError(f"a negative number of tokens, {min(tokens)}")
     # An answer without a token cannot be asked for; the smallest request stands for an empty one.
     return Recorded(at, max(1, tokens[0]), max(1, tokens[1]), blocks, line)
+
+
+def _count(value: str | float) -> int:
+    count = int(value)
+    if isinstance(value, bool) or (isinstance(value, float) and value != count):
+        raise ValueError(f"{value!r} is no number of tokens")
+    return count
 
 
 def _azure_time(text: str) -> float:

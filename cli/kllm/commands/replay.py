@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     except KeyboardInterrupt:  # what was decided until then is told
         status = 130
     print(_summary(steps))
-    return status or _write(options, history, steps)
+    return _write(options, history, steps, is_interrupted=status != 0) or status
 
 
 def _cut(history: History, window: str | None) -> History:
@@ -104,12 +104,13 @@ def _summary(steps: list[Replayed]) -> str:
     )
 
 
-def _write(options: Options, history: History, steps: list[Replayed]) -> int:
+def _write(options: Options, history: History, steps: list[Replayed], *, is_interrupted: bool) -> int:
     if options.json is None:
         return 0
     recorded, wanted = instance_seconds(steps)
     document = {
         "service": history.header.service,
+        "interrupted": is_interrupted,
         "recorded_instance_seconds": round(recorded, 3),
         "planned_instance_seconds": round(wanted, 3),
         "decisions": [step.document() for step in steps],

@@ -67,7 +67,7 @@ def run(file: Path, options: Options, policy: str, *, record: Path | None = None
     """
     try:
         if record is not None:
-            _check_record(record, policy)
+            _check_record(record, policy, options)
         prepared = _prepare(file, options, [policy])
     except OptionError as error:
         print(f"kllm: {error}", file=sys.stderr)
@@ -128,9 +128,11 @@ def compare(file: Path, options: Options, policies: str, *, jobs: int | None) ->
     return 0 if is_written and not problems else 1
 
 
-def _check_record(path: Path, policy: str) -> None:
+def _check_record(path: Path, policy: str, options: Options) -> None:
     if policy != SLO:
         raise OptionError("--record", f"it records what {SLO} decides from; other policies see something else")
+    if options.one_pool:
+        raise OptionError("--record", "`kllm replay` decides on prefill and decode; it goes with --pool pd")
     check_new_file("--record", path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,11 +34,11 @@ def read_history(path: Path) -> History:
         HistoryError: it cannot be read, holds something else, or its time runs backwards; with the line.
     """
     try:
+        # Opened once, since what has been read of a pipe is gone.
         with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-        opener = gzip.open if zipped else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            return parse_history(_bounded(lines))
+            plain = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+            with io.TextIOWrapper(plain, encoding="utf-8") as lines:
+                return parse_history(_bounded(lines))
     except HistoryError as error:
         raise HistoryError(f"{path}: {error}") from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:

@@ -19,6 +19,7 @@ from kllm.sim.run import simulate
 from kllm.sim.scenario import Scenario, ScenarioError
 
 _POLL_SECONDS = 0.2
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _shared: dict[str, Any] = {}
 """What a process was given when it began."""
@@ -32,7 +33,7 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
         stop()
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, heard) for number in _ENDING}
     try:
         yield
     finally:
@@ -67,7 +68,8 @@ def run_all(
         max_workers=jobs, mp_context=context, initializer=_begin, initargs=(stop, seen)
     )
     with pool, interruptible(stop.set), Progress(ends) as progress:
-        waiting = {pool.submit(_one, index, each): index for index, each in enumerate(scenarios)}
+        with _signals_held():  # by the new processes, too, until `_begin` ignores them
+            waiting = {pool.submit(_one, index, each): index for index, each in enumerate(scenarios)}
         while not _all_done(waiting):
             for index in range(len(scenarios)):
                 progress.update(index, seen[2 * index], int(seen[2 * index + 1]))
@@ -82,14 +84,26 @@ def run_all(
     return outcomes
 
 
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals that end processes come when this ends; processes that begin meanwhile go on holding them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _all_done(waiting: dict[concurrent.futures.Future[Outcome | None], int]) -> bool:
     done, _ = concurrent.futures.wait(waiting, timeout=_POLL_SECONDS)
     return len(done) == len(waiting)
 
 
 def _begin(stop: Event, seen: SynchronizedArray[float]) -> None:
-    # A terminal sends Ctrl-C to all processes, and the first one tells the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal sends Ctrl-C to all processes, and `timeout` its SIGTERM; the first one tells the others.
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     _shared.update(stop=stop, seen=seen)
 
 

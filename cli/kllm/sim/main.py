@@ -65,7 +65,7 @@ Bounds = Annotated[
 Initial = Annotated[
     str | None,
     typer.Option(
-        help="Instances at the beginning, PREFILL,DECODE or one number; left out: what the policy wants.",
+        help="Instances at the beginning, PREFILL,DECODE, or one number with --pool one; left out: the policy's.",
         rich_help_panel=_SERVICE,
     ),
 ]
@@ -82,7 +82,8 @@ DecodeEngine = Annotated[
 Price = Annotated[
     str | None,
     typer.Option(
-        help="Of a GPU, PREFILL,DECODE or one number; costs are GPU time times it. Left out: the manifest's.",
+        help="Of a GPU, PREFILL,DECODE, or one number with --pool one; left out: the manifest's. "
+        "Cost is GPU seconds times it.",
         rich_help_panel=_SERVICE,
     ),
 ]

@@ -167,6 +167,12 @@ def of_trace(path: Path, part: Part, *, inputs: Lengths | None, outputs: Lengths
         raise OptionError("--window", f"no request of {path} is in it: the last one comes at {last:.0f} s")
     # The load of a part ends where the part does; that of a whole trace with its last request.
     seconds = (min(part.end, last) if part.end < math.inf else last) - part.begin
+    if (lasts := seconds / part.speed) > _MOST_SECONDS:
+        raise OptionError(
+            "--window",
+            f"this part of {path} lasts {lasts:.3g} s, and at most {_MOST_SECONDS:.0f} are simulated: "
+            f"line {kept[-1].line} comes at {kept[-1].at + part.begin:.3g} s; cut it, or raise --speed",
+        )
     notes = tuple(_pauses(kept, begin=part.begin))
     scaled = kept if part.scale == 1 else _scaled(kept, part.scale, np.random.default_rng([seed, 3]))
     if not scaled:

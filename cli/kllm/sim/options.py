@@ -27,7 +27,7 @@ from kllm.sim.scenario import (
     ScenarioError,
     StartTimes,
 )
-from kllm.sim.texts import knobs_of, parse_bounds, parse_failures, parse_numbers
+from kllm.sim.texts import knobs_of, parse_bounds, parse_counts, parse_failures, parse_numbers
 from kllm_core.engine_model.spec import EngineSpec
 from kllm_core.kinds.base import TransferBackend
 from kllm_core.kinds.service import InferenceService
@@ -163,7 +163,7 @@ class Options:
 
     def _pools(self, service: InferenceService) -> dict[Pool, PoolSetup]:
         prices = None if self.price is None else parse_numbers("--price", self.price, one_pool=self.one_pool)
-        initial = None if self.initial is None else parse_numbers("--initial", self.initial, one_pool=self.one_pool)
+        initial = None if self.initial is None else parse_counts("--initial", self.initial, one_pool=self.one_pool)
         if self.one_pool:
             pools = {Pool.ONE: self._one_pool(service)}
         else:
@@ -173,7 +173,7 @@ class Options:
             pool: replace(
                 setup,
                 price=setup.price if prices is None else prices[place],
-                initial=None if initial is None else int(initial[place]),
+                initial=None if initial is None else initial[place],
             )
             for place, (pool, setup) in enumerate(pools.items())
         }

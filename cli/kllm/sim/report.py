@@ -31,8 +31,8 @@ def text_of(outcome: Outcome, *, title: str, objectives: Objectives) -> str:
         f"GPU time {outcome.gpu_seconds / 3600:.3f} h, at most {outcome.peak} GPUs; mean instances: {_means(outcome)}",
         f"starts {outcome.starts}  cancelled {outcome.cancelled}  flips {outcome.flips}  failures {outcome.failures}",
         *_reasons(outcome),
-        f"simulated in {outcome.speed.wall_seconds:.1f} s, "
-        f"{outcome.speed.output_tokens_per_second:,.0f} output tokens per second",
+        f"simulated in {outcome.speed.wall_seconds:.1f} s, {outcome.speed.cpu_seconds:.1f} s of a processor: "
+        f"{outcome.speed.output_tokens_per_second:,.0f} output tokens per second of that",
     ]
     return "\n".join(lines)
 

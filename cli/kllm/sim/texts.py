@@ -65,6 +65,18 @@ def parse_numbers(option: str, text: str, *, one_pool: bool) -> list[float]:
     return values
 
 
+def parse_counts(option: str, text: str, *, one_pool: bool) -> list[int]:
+    """The same in whole numbers.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    values = parse_numbers(option, text, one_pool=one_pool)
+    if any(value != int(value) for value in values):
+        raise OptionError(option, f"{text!r} must be whole numbers")
+    return [int(value) for value in values]
+
+
 def parse_bounds(text: str) -> tuple[int, int]:
     """Read `3:8`.
 

@@ -1,4 +1,4 @@
-"""The least counts that a law could ask for that knows every arrival: a bound for all others. Pure.
+"""The least counts that a law could ask for that knows every arrival, though neither cache hits nor queues. Pure.
 
 For each step of time it takes the arrivals themselves: their prefill seconds over a short window against what engines
 can compute in it, and the requests that would be decoding at the fastest pace that so many engines keep up. That pace
