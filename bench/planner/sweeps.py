@@ -27,11 +27,12 @@ _SLO = [
     {"spare": 0.3, "forecast_quantile": 0.9},
     {"spare": 0.05, "keep_quantile": 0.9},
     {"spare": 0.0, "keep_quantile": 0.8, "forecast_quantile": 0.7, "scale_down_below": 0.9},
+    {"spare": 0.0, "keep_quantile": 0.6, "forecast_quantile": 0.6, "scale_down_below": 0.95},
 ]
 """How much is kept for what may come, from the defaults up and down."""
 
 ONE_POOL: Mapping[str, list[Knobs]] = {
-    "slo": [*_SLO, {"spare": 0.0, "keep_quantile": 0.6, "forecast_quantile": 0.6, "scale_down_below": 0.9}],
+    "slo": _SLO,
     "llm-d": [
         *_grid(up_above=(0.45, 0.55, 0.75), down_below=(0.4,)),
         *_grid(up_above=(0.55, 0.75), down_below=(0.3,), smoothing=(15.0,), up_stabilisation=(0.0,)),

@@ -21,6 +21,8 @@ from kllm_operator.plan.role_load import Term, TermLoad
 from kllm_operator.plan.seen import Seen
 from kllm_operator.plan.settings import LoadSettings
 
+_CHANCE = 2.0
+"""Variation of work where nothing is known: that of chance, of arrivals and of lengths."""
 _MOST_LOAD = 1000.0
 """Loads are cut here, so that an overload stays a number and orders with others."""
 
@@ -94,7 +96,7 @@ class Terms:
             return drain + (long or 0.0) if tokens or rate == 0 else None
         mean = self._service_seconds()
         queue, ahead = drain, self.ahead_seconds
-        variation = forecast.work_variation / 2
+        variation = (known(forecast.work_variation) or _CHANCE) / 2
         if not present:
             # What is left of the queue when new capacity serves, which helps nobody who is gone by then.
             drain = max(0.0, drain - (1 - rate * mean / count) * ahead) if drain else 0.0
