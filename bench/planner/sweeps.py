@@ -28,7 +28,11 @@ _SLO = [
     {"spare": 0.05, "keep_quantile": 0.9},
     {"spare": 0.0, "keep_quantile": 0.8, "forecast_quantile": 0.7, "scale_down_below": 0.9},
     {"spare": 0.0, "keep_quantile": 0.6, "forecast_quantile": 0.6, "scale_down_below": 0.95},
-]
+    {
+        "spare": 0.0, "keep_quantile": 0.6, "forecast_quantile": 0.6, "scale_down_below": 0.95, "scale_up_above": 1.5,
+        "growth_starts": 0.3,
+    },
+]  # fmt: skip
 """How much is kept for what may come, from the defaults up and down."""
 
 ONE_POOL: Mapping[str, list[Knobs]] = {

@@ -62,6 +62,25 @@ def test_instances_that_start_count_as_capacity():
     assert counts(decide(model(fleet(starting=(1, 0)), overloaded))) == (2, 1)
 
 
+def test_where_more_must_have_been_needed_for_a_while_a_swing_adds_nothing_and_a_rise_does():
+    patient = PlannerSettings(growth_starts=0.5, urgent_above=1e6)
+    short, calm = model(fleet(), traffic(11.0, output=20.0)), model(fleet(), traffic(1.0, output=20.0))
+    times = CapacityTimes(start_seconds=20.0)
+
+    def last(*judged):
+        state, asked = PlannerState(), []
+        for tick, each in enumerate(judged):
+            decision = decide(each, state=state, now=5.0 * tick, times=times, settings=patient)
+            state = decision.state
+            asked.append(decision.desired.prefill)
+        return asked
+
+    assert last(short, short, short) == [1, 1, 2]
+    assert last(short, short, calm, short, short) == [1] * 5
+    urgent = replace(patient, urgent_above=1.01)
+    assert decide(short, times=times, settings=urgent).desired.prefill == 2
+
+
 def test_a_measured_peak_asks_once_while_the_instances_start():
     judged = model(fleet(), traffic(1.0, output=10.0), Stages(queue=measured(1.2), prefill=measured(0.11)))
     state, asked = PlannerState(), []

@@ -29,6 +29,7 @@ class Decision:
         before: what was remembered.
         base: the counts that it begins with.
         counts: those that it comes to.
+        short: since when roles have been short; None: they are not.
         needs: the least counts that demand ahead asks for.
         flip_to: the role that gets an instance of the other one.
     """
@@ -48,6 +49,7 @@ class Decision:
         self.idle_since = self._idle_since()
         self.base = self._fitting({role: self._last(role) for role in Role})
         self.counts = dict(self.base)
+        self.short = {role: self._short(role) for role in Role}
         self.needs = {role: self._need(role) for role in Role}
         self.low = {role: self._low(role) for role in Role}
         self.flip_to: Role | None = None
@@ -79,6 +81,8 @@ class Decision:
             self._grown(Role.DECODE),
             self.idle_since,
             remembered(self.before.past, self.now, self._level, seconds=self.lead_seconds),
+            self.short[Role.PREFILL],
+            self.short[Role.DECODE],
         )
         return replace(following, prefill=None, decode=None, flip_to=None) if advise_only else following
 
@@ -158,7 +162,7 @@ class Decision:
         when all that was asked for before serves.
         """
         base, load = self.base[role], self.at(role, self.base[role])
-        if load.strain is None or load.strain <= self.settings.scale_up_above or not self.limits.of(role).max_replicas:
+        if load.strain is None or not self._must_grow(role, load.strain) or not self.limits.of(role).max_replicas:
             return base
         asked = base if self.awaited(role) else base + self.settings.measured_step
         if load.predicted_strain is None or load.predicted_strain <= self.settings.scale_up_above:
@@ -172,6 +176,17 @@ class Decision:
             if forecast is not None and forecast <= self.settings.aim_below:
                 return max(count, asked)
         return most
+
+    def _short(self, role: Role) -> float | None:
+        """Since when the role has been short."""
+        strain, since = self.at(role, self.base[role]).strain, self.before.short(role)
+        if strain is None or strain <= self.settings.scale_up_above:
+            return None
+        return self.now if since is None else min(since, self.now)
+
+    def _must_grow(self, role: Role, strain: float) -> bool:
+        since, patience = self.short[role], self.settings.growth_starts * self.start_seconds
+        return since is not None and (strain > self.settings.urgent_above or self.now - since >= patience)
 
     def _growth_from(self, role: Role) -> int:
         """The count that growth is bounded by: what it was before it has grown, as long as that is new."""

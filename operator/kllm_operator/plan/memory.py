@@ -26,6 +26,7 @@ class PlannerState:
         prefill: the count last decided; None before the first decision.
         prefill_low: lower counts that would do, each with the time since when.
         flip_to: the role that is being given an instance of the other one.
+        prefill_short: since when it has been short; None: it is not.
         prefill_grown: when the role last grew, and from which count; None: not within memory.
         idle_since: since when there is nothing to do; None when there is.
         past: rates in the order of their times.
@@ -40,10 +41,16 @@ class PlannerState:
     decode_grown: tuple[float, int] | None = None
     idle_since: float | None = None
     past: tuple[Past, ...] = ()
+    prefill_short: float | None = None
+    decode_short: float | None = None
 
     def count(self, role: Role) -> int | None:
         """The count last decided."""
         return self.prefill if role is Role.PREFILL else self.decode
+
+    def short(self, role: Role) -> float | None:
+        """Since when the role has been short."""
+        return self.prefill_short if role is Role.PREFILL else self.decode_short
 
     def grown(self, role: Role) -> tuple[float, int] | None:
         """When the role last grew, and from which count."""

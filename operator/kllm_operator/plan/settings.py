@@ -84,6 +84,11 @@ class PlannerSettings:
     spare: float = 0.15
     """Part by which demand may exceed the forecast before the remaining instances would be too few, 0.15. A load says
     little of how far its boundary is: a queue is short until just before it is endless. Too low: counts oscillate."""
+    growth_starts: float = 0.0
+    """Time for which more must have been needed before they are added, in lengths of a start, 0: at once. A load that
+    swings but is flat in the mean takes some percent less with 0.3; one that rises is met later."""
+    urgent_above: float = 5.0
+    """Load above which more are added at once in any case, 5.0."""
     stabilisation_starts: float = 1.0
     """Time for which fewer must have been enough before they are, in lengths of a start, 1.0: an instance that is kept
     for as long as its return would take costs at most twice what the best choice would have, whatever comes."""
@@ -115,6 +120,8 @@ class PlannerSettings:
                 "scale_down_below < aim_below <= scale_up_above must hold, "
                 f"got {self.scale_down_below}, {self.aim_below}, {self.scale_up_above}"
             )
+        if not self.growth_starts >= 0:
+            raise ValueError(f"growth_starts must not be negative, got {self.growth_starts}")
         if self.measured_step < 1:
             raise ValueError(f"measured_step must be at least 1, got {self.measured_step}")
         if self.growth_factor < 1:
