@@ -51,13 +51,16 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def prefill_agent(service: Service) -> Iterator[str]:
-    """A prefill instance of its own from the shared zygote, with small chunks and little patience; its agent."""
+    """A prefill instance of its own from the shared zygote, with small chunks and little patience; its agent.
+
+    SGLang orders its prompts itself: in kLLM's order a prompt that gives way keeps its KV, and none is pushed back.
+    """
     arguments = {
         "--instance-id": "extra", "--service": "shared", "--role": "prefill", "--model": model_path(service),
         "--model-name": "test-model", "--listen": "127.0.0.1:0", "--token-file": service.run / "token",
         "--zygote": service.run / "zygote.sock", "--run-dir": service.run, "--page-size": 16, "--kv-type": "Auto",
         "--park-timeout-seconds": PARK_SECONDS,
-        "--engine-args": json.dumps({"chunked-prefill-size": 64, "context-length": 4096}),
+        "--engine-args": json.dumps({"chunked-prefill-size": 64, "context-length": 4096, "schedule-policy": "lpm"}),
     }  # fmt: skip
     command = [sys.executable, "-m", "kllm_engine.main", "agent"]
     command += [str(part) for pair in arguments.items() for part in pair]

@@ -58,7 +58,7 @@ def test_a_bucket_of_that_name_is_one_of_the_routers():
     assert {bound_of(seconds) for seconds in (0.0004, 0.9, 1.0, 1.0001, 77.0, 500.0)} <= buckets
 
 
-@pytest.mark.parametrize(("seconds", "bound"), [(0.0001, "0.001"), (1.0, "1.0"), (1.01, "1.5"), (3600, "+Inf")])
+@pytest.mark.parametrize(("seconds", "bound"), [(0.0001, "0.001"), (1.0, "1.0"), (1.01, "1.25"), (3600, "+Inf")])
 def test_an_objective_between_two_bounds_takes_the_upper_one(seconds, bound):
     assert bound_of(seconds) == bound
     assert len(LATENCY_BOUNDS_SECONDS) > 10
