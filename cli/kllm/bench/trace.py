@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import itertools
 import json
 import math
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
 
 from kllm.bench.lengths import MAX_TOKENS
+from kllm.textfile import UNREADABLE, LineError, lines_of
 
 MAX_ROWS = 1_000_000
-_MOST_LINE = 16 << 20
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _SERVEGEN = ("timestamp", "input_length", "output_length")
 
@@ -56,14 +52,11 @@ def read_trace(path: Path, *, limit: int | None = None, ordered: bool = False) -
         TraceError: the file cannot be read, or holds something else.
     """
     try:
-        # Opened once, since what has been read of a pipe is gone.
-        with path.open("rb") as file:
-            plain = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
-            with io.TextIOWrapper(plain, encoding="utf-8", newline="") as lines:
-                return parse_trace(_bounded(lines), limit=limit, ordered=ordered)
-    except TraceError as error:
+        with lines_of(path) as lines:
+            return parse_trace(lines, limit=limit, ordered=ordered)
+    except (TraceError, LineError) as error:
         raise TraceError(f"{path}: {error}") from error
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
+    except (*UNREADABLE, csv.Error) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
@@ -90,16 +83,6 @@ def parse_trace(lines: Iterable[str], *, limit: int | None = None, ordered: bool
         recorded = spread(recorded)
     begin = recorded[0].at
     return [replace(request, at=request.at - begin) for request in recorded]
-
-
-def _bounded(lines: TextIO) -> Iterator[str]:
-    for number in itertools.count(1):
-        line = lines.readline(_MOST_LINE)
-        if not line:
-            return
-        if len(line) >= _MOST_LINE:
-            raise TraceError(f"line {number} has more than {_MOST_LINE} characters")
-        yield line
 
 
 def spread(recorded: list[Recorded]) -> list[Recorded]:

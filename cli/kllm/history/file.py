@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO
 
+from kllm.textfile import UNREADABLE, LineError, lines_of
 from kllm_operator.history.moment import Header, HistoryError, Moment, parse_header, parse_moment
 
-_MOST_LINE = 16 << 20
 _GAP_SECONDS = 60.0
 """A pause between two ticks from which on it is told: the loop ticks every few seconds."""
 
@@ -34,14 +30,11 @@ def read_history(path: Path) -> History:
         HistoryError: it cannot be read, holds something else, or its time runs backwards; with the line.
     """
     try:
-        # Opened once, since what has been read of a pipe is gone.
-        with path.open("rb") as file:
-            plain = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
-            with io.TextIOWrapper(plain, encoding="utf-8") as lines:
-                return parse_history(_bounded(lines))
-    except HistoryError as error:
+        with lines_of(path) as lines:
+            return parse_history(lines)
+    except (HistoryError, LineError) as error:
         raise HistoryError(f"{path}: {error}") from error
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except UNREADABLE as error:
         raise HistoryError(f"{path} cannot be read: {error}") from error
 
 
@@ -81,10 +74,3 @@ def _checked(before: Moment, moment: Moment, number: int) -> list[str]:
     if gap < _GAP_SECONDS:
         return []
     return [f"line {number}: nothing was recorded for {gap:.0f} s before it; what is measured begins anew there"]
-
-
-def _bounded(lines: TextIO) -> Iterator[str]:
-    while line := lines.readline(_MOST_LINE):
-        if len(line) >= _MOST_LINE:
-            raise HistoryError(f"a line has more than {_MOST_LINE} characters")
-        yield line

@@ -12,11 +12,9 @@ from typing import TextIO
 
 import structlog
 
-from kllm_operator.fleet.levels import LevelReport
-from kllm_operator.history.moment import Header, compact
-from kllm_operator.history.recorder import moment_of
+from kllm_operator.history.moment import Header, Moment, compact
+from kllm_operator.history.ticks import Ticks
 from kllm_operator.history.writer import Writer, line
-from kllm_operator.loop.report import Report
 
 _SUFFIX = ".jsonl"
 _HEADER_BYTES = 512
@@ -109,31 +107,26 @@ class HistoryFolder:
         return held + size <= self._most_bytes
 
 
-class ServiceHistory:
+class ServiceHistory(Ticks):
     """Writes down what the control loop of one service decides from.
 
     What cannot be written is lost: it is said once, and the loop goes on.
     """
 
     def __init__(self, folder: HistoryFolder, namespace: str, name: str) -> None:
+        super().__init__()
         self._folder, self._namespace, self._name = folder, namespace, name
         self._opened: _Open | None = None
-        self._levels: list[LevelReport] = []
         self._problem = ""
 
-    def hear(self, report: LevelReport) -> None:
-        """A router has told something."""
-        self._levels.append(report)
+    def close(self) -> None:
+        """Write no more."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self._folder.end(opened)
 
-    def publish(self, report: Report, *, complete: bool) -> None:
-        """A tick has ended.
-
-        Args:
-            report: of the loop.
-            complete: no router is silent.
-        """
-        levels, self._levels = tuple(self._levels), []
-        text = line(compact(moment_of(report, levels, complete=complete)))
+    def _keep(self, moment: Moment) -> None:
+        text = line(compact(moment))
         try:
             problem = "" if self._add(text) else "the files of services that are recorded fill the folder"
         except OSError as error:
@@ -142,12 +135,6 @@ class ServiceHistory:
         if problem and problem != self._problem:
             _log.error("HistoryNotWritten", namespace=self._namespace, service=self._name, why=problem)
         self._problem = problem
-
-    def close(self) -> None:
-        """Write no more."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            self._folder.end(opened)
 
     def _add(self, text: str) -> bool:
         if self._opened is not None and self._opened.writer.bytes + len(text) > self._folder.file_bytes:

@@ -9,15 +9,14 @@ from typing import Self
 
 import structlog
 
-from kllm_operator.fleet.levels import LevelReport
 from kllm_operator.history.moment import Header, Moment
+from kllm_operator.history.ticks import Ticks
 from kllm_operator.history.writer import Writer
-from kllm_operator.loop.report import Report
 
 _log = structlog.get_logger(__name__)
 
 
-class Recorder:
+class Recorder(Ticks):
     """Records into a file. A context.
 
     What is there already stays: a file that exists is not written to. When the file cannot be written any more,
@@ -33,12 +32,12 @@ class Recorder:
     """
 
     def __init__(self, path: Path, *, service: str, start_seconds: float | None = None) -> None:
+        super().__init__()
         self._path = path
         self._file = path.open("x", encoding="utf-8")
         self._writer: Writer | None = Writer(
             self._file, Header("kllm-history", service, round(time.time(), 3), start_seconds=start_seconds)
         )
-        self._levels: list[LevelReport] = []
 
     def __enter__(self) -> Self:
         """Record."""
@@ -50,34 +49,11 @@ class Recorder:
         """Close the file."""
         self._file.close()
 
-    def hear(self, report: LevelReport) -> None:
-        """A router has told something."""
-        self._levels.append(report)
-
-    def publish(self, report: Report, *, complete: bool) -> None:
-        """A tick has ended.
-
-        Args:
-            report: of the loop.
-            complete: no router is silent.
-        """
-        levels, self._levels = tuple(self._levels), []
+    def _keep(self, moment: Moment) -> None:
         if self._writer is None:
             return
         try:
-            self._writer.add(moment_of(report, levels, complete=complete))
+            self._writer.add(moment)
         except OSError as error:
             self._writer = None
             _log.error("RecordingEnded", path=str(self._path), why=error.strerror)
-
-
-def moment_of(report: Report, levels: tuple[LevelReport, ...], *, complete: bool) -> Moment:
-    """A tick as it is written down.
-
-    Args:
-        report: of the loop.
-        levels: what routers have told since the tick before.
-        complete: no router is silent.
-    """
-    seen = report.snapshot
-    return Moment(seen.fleet.taken_at, report.desired, seen.observed, dict(report.told), levels, complete=complete)
