@@ -8,9 +8,6 @@ from kllm_core.engine_model.job import Job, Phase
 from kllm_core.engine_model.spec import EngineSpec
 from kllm_engine.policy.fair_prefill import FairPrefill, Prompt
 
-_BUDGET_SHARE = 0.5
-"""Of the KV pool, for long prompts in progress: as in the engine's plugin."""
-
 
 class FairTurns:
     """Which prompts enter a step of one engine.
@@ -20,8 +17,7 @@ class FairTurns:
     """
 
     def __init__(self, spec: EngineSpec) -> None:
-        budget = max(spec.chunk_tokens, int(spec.kv_tokens * _BUDGET_SHARE))
-        self._policy = FairPrefill(chunk_tokens=spec.chunk_tokens, budget_tokens=budget)
+        self._policy = FairPrefill.of_pool(spec.kv_tokens, chunk_tokens=spec.chunk_tokens)
         self._keys: dict[Job, str] = {}
         self._given = 0
 

@@ -33,6 +33,9 @@ _FIRST_QUOTA_SHARE = 1 / 512
 _STEP_SHARE = 1 / 16
 """Of the time of a full step: what the smallest one takes."""
 
+_POOL_SHARE = 0.5
+"""Of the KV pool, for long prompts in progress: decoding, and prompts that are parked, need room too."""
+
 _SPENT_SHARE = 0.03
 """Of the engine's capacity: what may be spent on steps that short prompts have to themselves."""
 
@@ -119,6 +122,17 @@ class FairPrefill:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.chunk_tokens < self.page_tokens:
             raise ValueError(f"a chunk of {self.chunk_tokens} tokens holds no page of {self.page_tokens}")
+
+    @classmethod
+    def of_pool(cls, kv_tokens: int, *, chunk_tokens: int, page_tokens: int = 1) -> FairPrefill:
+        """The order of an engine with so large a KV pool.
+
+        Args:
+            kv_tokens: that the pool holds.
+            chunk_tokens: new tokens of one step, at most.
+            page_tokens: KV is allotted in pages of so many tokens.
+        """
+        return cls(chunk_tokens, max(chunk_tokens, int(kv_tokens * _POOL_SHARE)), page_tokens)
 
     def turn(self, prompts: Sequence[Prompt], *, tokens: int | None = None) -> Turn:
         """Decide on the next step, and count it as done.

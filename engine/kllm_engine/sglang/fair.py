@@ -22,8 +22,6 @@ _log = logging.getLogger(__name__)
 
 _NUMBER_ATTRIBUTE = "kllm_arrival_number"
 _CACHED_ATTRIBUTE = "kllm_cached_on_arrival"
-_BUDGET_SHARE = 0.5
-"""Of the KV pool, for long prompts in progress: decoding, and prompts that are parked, need room too."""
 
 
 @dataclass
@@ -141,8 +139,8 @@ def unmet(scheduler: Any) -> list[str]:
 def _new(scheduler: Any) -> FairScheduling:
     page = int(scheduler.page_size)
     chunk = max(page, int(scheduler.chunked_prefill_size))
-    budget = max(chunk, int(scheduler.max_total_num_tokens * _BUDGET_SHARE))
-    return FairScheduling(FairPrefill(chunk_tokens=chunk, budget_tokens=budget, page_tokens=page))
+    policy = FairPrefill.of_pool(int(scheduler.max_total_num_tokens), chunk_tokens=chunk, page_tokens=page)
+    return FairScheduling(policy)
 
 
 def set_aside() -> list[Any]:
