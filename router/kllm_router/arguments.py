@@ -372,6 +372,11 @@ def _certificate(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
     return None if chain is None else Certificate(chain, key)
 
 
+def write_address(host: str, port: int) -> str:
+    """As in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def write_worker(worker: Worker) -> str:
     """Value of the flag that `parse` reads a worker from."""
     return f"{worker.number}:{worker.socket}:{worker.ready}:{int(worker.replaces)}:{worker.folder}"

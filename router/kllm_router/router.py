@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from kllm_core.objectives import Role
-from kllm_router.arguments import ArgumentError, Arguments, FleetFile, FleetPods
+from kllm_router.arguments import ArgumentError, Arguments, FleetFile, FleetPods, write_address
 from kllm_router.discovery.file import watch_fleet_file
 from kllm_router.discovery.instances import DiscoveredInstance
 from kllm_router.frontend.access_log import AccessLog
@@ -147,19 +147,21 @@ class Router:
             try:
                 host, port = await self.http.start(arguments.listen, tls=tls)
             except OSError as error:
-                raise ArgumentError(f"--listen {_written(*arguments.listen)}: {error.strerror or error}") from error
+                raise ArgumentError(
+                    f"--listen {write_address(*arguments.listen)}: {error.strerror or error}"
+                ) from error
         else:
             accepting = socket.socket(fileno=arguments.worker.socket)
             host, port = accepting.getsockname()[:2]
             self._help("accepting", self._accept(accepting, tls))
-        event = {"event": "listening", "http": _written(host, port)}
+        event = {"event": "listening", "http": write_address(host, port)}
         if self._grpc is not None and arguments.grpc_listen is not None:
             host = arguments.grpc_listen[0]
             try:
-                port = await self._grpc.start(_written(*arguments.grpc_listen))
+                port = await self._grpc.start(write_address(*arguments.grpc_listen))
             except RuntimeError as error:
                 raise ArgumentError(f"--grpc-listen: {error}") from error
-            event["grpc"] = _written(host, port)
+            event["grpc"] = write_address(host, port)
         return event
 
     async def serve(self, stop: asyncio.Event, now: asyncio.Event) -> int:
@@ -293,7 +295,3 @@ def _discover(
 def _check_helper(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("a part of the router has failed", part=task.get_name(), exc_info=error)
-
-
-def _written(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import structlog
 
-from kllm_router.arguments import ArgumentError, Arguments, Worker, write_worker
+from kllm_router.arguments import ArgumentError, Arguments, Worker, write_address, write_worker
 from kllm_router.frontend.http_server import BACKLOG
 from kllm_router.metrics import SHARED_FOLDER_VARIABLE
 from kllm_router.pauses import backoff
@@ -84,15 +84,15 @@ class _Supervisor:
                 self._sockets.append(_bound(host, port))
                 port = self._sockets[0].getsockname()[1]
         except OSError as error:
-            raise ArgumentError(f"--listen {_written(host, port)}: {error.strerror or error}") from error
+            raise ArgumentError(f"--listen {write_address(host, port)}: {error.strerror or error}") from error
         if self._arguments.grpc_listen is not None:
             host, port = self._arguments.grpc_listen
             try:
                 # Nothing is accepted here; it keeps the port while workers come and go.
                 self._reserved = _bound(host, port)
             except OSError as error:
-                raise ArgumentError(f"--grpc-listen {_written(host, port)}: {error.strerror or error}") from error
-            yield from ("--grpc-listen", _written(host, self._reserved.getsockname()[1]))
+                raise ArgumentError(f"--grpc-listen {write_address(host, port)}: {error.strerror or error}") from error
+            yield from ("--grpc-listen", write_address(host, self._reserved.getsockname()[1]))
         for each in self._sockets:
             each.listen(BACKLOG)
 
@@ -247,7 +247,3 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def _pauses() -> Iterator[float]:
     return backoff(random.Random(), first_seconds=0.1, most_seconds=5.0)  # noqa: S311  spreads starts, guards nothing
-
-
-def _written(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -113,7 +113,7 @@ class Chooser:
         return self._slack.decide(
             flight.key,
             own_seconds=cost.own_seconds,
-            wait_seconds=cost.seconds - cost.own_seconds,
+            wait_seconds=cost.wait_seconds,
             handover_seconds=self._transfers.usual(flight.prompt_tokens),
             instances=instances,
             now=now,

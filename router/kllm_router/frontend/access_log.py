@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -103,7 +102,7 @@ def entry(
         summary: of what was paired.
     """
     known: dict[str, Any] = {
-        "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "request_id": request_id,
         "trace_id": trace_id,
         "client": client,

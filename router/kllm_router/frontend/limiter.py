@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kllm_router.frontend.keys import ApiKey
 from kllm_router.interfaces import ApiError
+from kllm_router.proxy import errors
 from kllm_router.scheduling.choices import Refusal, Refused
 from kllm_router.scheduling.quota import NOTHING, Spent, Use, entry_refusal, token_refusal
 
@@ -115,10 +116,4 @@ class Limiter:
 def _error(refusal: Refusal) -> ApiError:
     if refusal.reason is Refused.TOO_LARGE:  # another try would fail as well
         return ApiError(400, refusal.message, code="request_too_large")
-    return ApiError(
-        429,
-        refusal.message,
-        type="rate_limit_error",
-        code="rate_limit_exceeded",
-        retry_after=refusal.retry_after_seconds,
-    )
+    return errors.rate_limited(refusal.message, retry_after=refusal.retry_after_seconds)

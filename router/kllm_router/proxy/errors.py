@@ -26,6 +26,11 @@ def unavailable(message: str, *, code: str = "engine_unavailable") -> ApiError:
     return ApiError(503, message, type=SERVER_ERROR, code=code, retry_after=1.0)
 
 
+def rate_limited(message: str, *, retry_after: float | None) -> ApiError:
+    """429: there is too much to do, or this client has had its part."""
+    return ApiError(429, message, type="rate_limit_error", code=_CODES[429], retry_after=retry_after)
+
+
 def timed_out(message: str) -> ApiError:
     """504: it took longer than allowed."""
     return ApiError(504, message, type=SERVER_ERROR, code="timeout")
@@ -62,7 +67,7 @@ def from_engine(status: int, body: bytes, *, instance: str) -> ApiError:
         param = said.get("param")
         return ApiError(status, message, param=param if isinstance(param, str) else None, code=_code(said))
     if status == 429:
-        return ApiError(429, message, type="rate_limit_error", code=_CODES[429], retry_after=1.0)
+        return rate_limited(message, retry_after=1.0)
     if status in {408, 503, 504}:
         return unavailable(f"{instance}: {message}")
     return bad_gateway(f"{instance}: {message}")

@@ -17,6 +17,7 @@ from kllm_core.objectives import Binding, Role
 from kllm_router.discovery.instances import DiscoveredInstance
 from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, RequestWatch, SharedLoad, WatchedEvent
 from kllm_router.limits import RequestLimits
+from kllm_router.proxy import errors
 from kllm_router.proxy.fleet_book import FleetBook, Follow, agent_follower
 from kllm_router.proxy.journeys import Journeys
 from kllm_router.proxy.record import Record
@@ -305,7 +306,7 @@ class AgentFleetView:
         refusal = self._slack.decide(
             request.key,
             own_seconds=cost.own_seconds,
-            wait_seconds=cost.seconds - cost.own_seconds,
+            wait_seconds=cost.wait_seconds,
             handover_seconds=self._journeys.transfers.usual(len(request.input_ids)),
             instances=instances,
             now=now,
@@ -359,11 +360,5 @@ def _error(refusal: Refusal) -> ApiError:
     if refusal.reason is Refused.TOO_LARGE:
         return ApiError(400, refusal.message, code="context_length_exceeded")
     if refusal.reason is Refused.OVERLOADED:
-        return ApiError(
-            429,
-            refusal.message,
-            type="rate_limit_error",
-            code="rate_limit_exceeded",
-            retry_after=refusal.retry_after_seconds,
-        )
-    return ApiError(503, refusal.message, type="server_error", code="no_instance", retry_after=1.0)
+        return errors.rate_limited(refusal.message, retry_after=refusal.retry_after_seconds)
+    return errors.unavailable(refusal.message, code="no_instance")

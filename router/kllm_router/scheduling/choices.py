@@ -48,6 +48,11 @@ class Cost(NamedTuple):
     own_seconds: float = 0.0
 
     @property
+    def wait_seconds(self) -> float:
+        """Of `seconds`, what passes before the request's own work begins."""
+        return self.seconds - self.own_seconds
+
+    @property
     def total(self) -> float:
         """What candidates are compared by."""
         return self.seconds + self.price

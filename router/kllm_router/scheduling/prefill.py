@@ -130,9 +130,13 @@ def own_seconds(
     timing: PrefillTiming, credit: TierCredit, match: PrefixMatch, *, page_size: int, prompt_tokens: int
 ) -> float:
     """Time to compute what is not cached of a prompt."""
-    # The last token is always computed: its logits make the first output token.
-    cached = min(int(credit.blocks(match) * page_size), prompt_tokens - 1)
+    cached = _credited(credit, match, page_size=page_size, prompt_tokens=prompt_tokens)
     return timing.seconds(prompt_tokens - cached, cached)
+
+
+def _credited(credit: TierCredit, match: PrefixMatch, *, page_size: int, prompt_tokens: int) -> int:
+    """Tokens of a prompt that need not be computed, as it were: the last one always is, for the first output token."""
+    return min(int(credit.blocks(match) * page_size), prompt_tokens - 1)
 
 
 class _Queue(NamedTuple):
@@ -181,18 +185,13 @@ def _cost(
     queue: _Queue, prompt_tokens: int, settings: PrefillSettings, learned: PrefillLearner | None, *, thrift: float
 ) -> Cost:
     candidate = queue.candidate
-    page_size = candidate.instance.page_size
-    if learned is not None:
-        own = own_seconds(
-            learned.timing, learned.credit, candidate.match, page_size=page_size, prompt_tokens=prompt_tokens
-        )
-    elif queue.rate is None:
-        own = own_seconds(
-            settings.timing, settings.credit, candidate.match, page_size=page_size, prompt_tokens=prompt_tokens
-        )
-    else:
-        cached = min(int(settings.credit.blocks(candidate.match) * page_size), prompt_tokens - 1)
+    match, page_size = candidate.match, candidate.instance.page_size
+    if learned is None and queue.rate is not None:
+        cached = _credited(settings.credit, match, page_size=page_size, prompt_tokens=prompt_tokens)
         own = (prompt_tokens - cached) / queue.rate
+    else:
+        known = settings if learned is None else learned
+        own = own_seconds(known.timing, known.credit, match, page_size=page_size, prompt_tokens=prompt_tokens)
     pressure = min(candidate.pressure, settings.most_pressure)
     return Cost(
         candidate.instance.id,

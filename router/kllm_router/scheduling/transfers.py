@@ -44,7 +44,7 @@ class TransferTimes:
         if not (tokens >= 0 and math.isfinite(seconds) and seconds > 0):
             return
         link = (prefill, decode)
-        usual = self._base + tokens * self._per_token
+        usual = self.usual(tokens)
         ratio = self._ratios.get(link, 1.0)
         error = seconds - ratio * usual
         weight = 0.25 if error > 0 else 1.0

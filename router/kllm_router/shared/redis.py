@@ -14,7 +14,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -27,8 +27,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from kllm_router.pauses import backoff
 from kllm_router.shared.address import RedisAddress, read_address
 from kllm_router.shared.exceptions import AddressError, ToldError
+from kllm_router.shared.outbox import Outbox
 from kllm_router.shared.peers import OnHome, Peers
-from kllm_router.shared.told import MOST_BYTES, Told, decode, encode
+from kllm_router.shared.told import MOST_BYTES, Told, decode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,9 +121,7 @@ class RedisShares:
         """Names of others, with when each last had a key."""
         self._refused_names: list[bytes] = []
         self._names_are_broken = False
-        self._sequence = 0
-        self._written: Told | None = None
-        self._written_at = 0.0
+        self._outbox = Outbox(self._settings.heartbeat_seconds)
         self._problem: str | None = "not connected yet"
         self._problem_since = clock()
         self._reason = ""
@@ -214,10 +213,7 @@ class RedisShares:
         if self._names_are_broken:
             pipeline.delete(self._names)
             asked.append("delete")
-        if own != self._written or now - self._written_at >= settings.heartbeat_seconds:
-            self._sequence += 1
-            self._written, self._written_at = own, now
-            value = encode(replace(own, sequence=self._sequence))
+        if (value := self._outbox.due(own, now)) is not None:
             pipeline.set(self._key(self._name), value, px=round(settings.forget_seconds * 1000))
             pipeline.zadd(self._names, {self._name: 0})
             pipeline.pexpire(self._names, round(settings.gone_seconds * 1000))
@@ -250,7 +246,7 @@ class RedisShares:
             self._learn_names(listed, now)
         for answer in (answers.get("set"), answers.get("zadd"), listed):
             if isinstance(answer, Exception):
-                self._written = None
+                self._outbox.forget()
                 raise _RoundError("refused", f"{type(answer).__name__}: {answer}")
 
     def _hear(self, name: str, answer: Any, now: float) -> None:
@@ -298,7 +294,7 @@ class RedisShares:
 
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
-        self._written = None
+        self._outbox.forget()
         if client is not None:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(self._settings.timeout_seconds):

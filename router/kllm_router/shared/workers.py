@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from kllm_router.shared.exceptions import ToldError
+from kllm_router.shared.outbox import Outbox
 from kllm_router.shared.peers import OnHome, Peers
-from kllm_router.shared.told import Told, decode, encode
+from kllm_router.shared.told import Told, decode
 
 if TYPE_CHECKING:
     from kllm_router.scheduling.quota import Spent
@@ -40,9 +40,7 @@ class WorkerShares:
         self._folder = folder
         self._clock = clock
         self._peers = Peers(_FORGET_SECONDS, on_home)
-        self._told: Told | None = None
-        self._told_at = 0.0
-        self._sequence = 0
+        self._outbox = Outbox(_HEARTBEAT_SECONDS)
         self._problem = ""
 
     def of(self, instance_id: str, now: float) -> Share:
@@ -88,10 +86,8 @@ class WorkerShares:
         """
         now = self._clock()
         try:
-            if own != self._told or now - self._told_at >= _HEARTBEAT_SECONDS:
-                self._sequence += 1
-                self._told, self._told_at = own, now
-                self._folder.write(_KIND, encode(replace(own, sequence=self._sequence)))
+            if (data := self._outbox.due(own, now)) is not None:
+                self._folder.write(_KIND, data)
             for name, data in self._folder.others(_KIND).items():
                 self._hear(name, data, now)
         finally:
