@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
-import grpc
 import pytest
+from asking import generate, prompt
 from plain_server import PlainServer
 from service_under_test import Service
-
-from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 
 pytestmark = pytest.mark.engines
 
 TOKENS = 24
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    """Token ids without special ones; the tiny model has 512."""
-    return [random.Random(seed * 100_003 + n).randrange(10, 500) for n in range(length)]
-
-
-async def generate(target: str, ids: list[int]) -> tuple[list[int], router_pb2.Finished]:
-    request = router_pb2.GenerateRequest(
-        tokens=router_pb2.TokenIds(ids=ids),
-        sampling=router_pb2.Sampling(max_tokens=TOKENS, temperature=0, ignore_eos=True),
-    )
-    output: list[int] = []
-    async with grpc.aio.insecure_channel(target) as channel:
-        async for answer in router_pb2_grpc.RouterStub(channel).Generate(request, timeout=120):
-            output.extend(answer.chunk.token_ids)
-            if answer.WhichOneof("event") == "finished":
-                return output, answer.finished
-    raise AssertionError("the stream ended without its last message")
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 255, 256, 257, 600, 1500])
@@ -42,7 +20,7 @@ async def test_late_binding_yields_what_a_plain_server_yields(
 ):
     ids = prompt(length, seed=1)
 
-    output, finished = await generate(service.grpc, ids)
+    output, finished = await generate(service.grpc, ids, TOKENS)
 
     assert output == await plain.generate(ids, TOKENS)
     assert (finished.prompt_tokens, finished.completion_tokens, finished.reason) == (length, TOKENS, "length")
@@ -52,8 +30,8 @@ async def test_a_prompt_that_is_cached_yields_the_same_again(service: Service, p
     ids = prompt(600, seed=2)
     reference = await plain.generate(ids, TOKENS)
 
-    first, _ = await generate(service.grpc, ids)
-    second, _ = await generate(service.grpc, ids)
+    first, _ = await generate(service.grpc, ids, TOKENS)
+    second, _ = await generate(service.grpc, ids, TOKENS)
 
     assert first == second == reference
 
@@ -66,7 +44,7 @@ async def test_all_four_pairs_of_2p2d_yield_what_a_plain_server_yields(
         prompts = [prompt(40 + 150 * n, seed=10 * round_ + n) for n in range(6)]
         references = [await plain.generate(ids, TOKENS) for ids in prompts]
 
-        answers = await asyncio.gather(*(generate(service.grpc, ids) for ids in prompts))
+        answers = await asyncio.gather(*(generate(service.grpc, ids, TOKENS) for ids in prompts))
 
         assert [output for output, _ in answers] == references
         pairs |= {(finished.prefill_instance, finished.decode_instance) for _, finished in answers}
@@ -79,7 +57,7 @@ async def test_sixteen_at_once_do_not_mix_up(service: Service, plain: PlainServe
     prompts = [prompt(20 + 37 * n, seed=1000 + n) for n in range(16)]
     references = [await plain.generate(ids, TOKENS) for ids in prompts]
 
-    answers = await asyncio.gather(*(generate(service.grpc, ids) for ids in prompts))
+    answers = await asyncio.gather(*(generate(service.grpc, ids, TOKENS) for ids in prompts))
 
     assert [output for output, _ in answers] == references
 
@@ -90,8 +68,8 @@ async def test_early_binding_yields_what_a_plain_server_yields(
     prompts = [prompt(length, seed=50 + length) for length in (1, 16, 100, 600, 1500)]
     references = [await plain.generate(ids, TOKENS) for ids in prompts]
 
-    alone = [(await generate(early_router, ids))[0] for ids in prompts]
-    together = await asyncio.gather(*(generate(early_router, ids) for ids in prompts))
+    alone = [(await generate(early_router, ids, TOKENS))[0] for ids in prompts]
+    together = await asyncio.gather(*(generate(early_router, ids, TOKENS) for ids in prompts))
 
     assert alone == references
     assert [output for output, _ in together] == references
@@ -105,14 +83,14 @@ async def test_bound_and_unbound_prompts_side_by_side_yield_what_a_plain_server_
     references = [await plain.generate(ids, TOKENS) for ids in prompts]
 
     answers = await asyncio.gather(
-        *(generate(early_router if n % 2 else service.grpc, ids) for n, ids in enumerate(prompts))
+        *(generate(early_router if n % 2 else service.grpc, ids, TOKENS) for n, ids in enumerate(prompts))
     )
 
     assert [output for output, _ in answers] == references
 
 
 async def test_stages_of_a_request_add_up_to_its_time_to_first_token(service: Service, idle_afterwards):
-    _, finished = await generate(service.grpc, prompt(600, seed=3))
+    _, finished = await generate(service.grpc, prompt(600, seed=3), TOKENS)
 
     times = finished.times
     stages = times.queue + times.prefill + times.bind + times.transfer
@@ -124,10 +102,10 @@ async def test_stages_of_a_request_add_up_to_its_time_to_first_token(service: Se
 
 async def test_the_router_learns_what_prefill_has_cached(service: Service, idle_afterwards):
     ids = prompt(1600, seed=999)
-    first = (await generate(service.grpc, ids))[1]
+    first = (await generate(service.grpc, ids, TOKENS))[1]
 
     # The engine tells what it has stored after the batch, so that the very next request may come too soon.
-    later = [(await generate(service.grpc, ids))[1] for _ in range(3)]
+    later = [(await generate(service.grpc, ids, TOKENS))[1] for _ in range(3)]
 
     assert first.cached_tokens < 100
     assert later[-1].cached_tokens >= 1500

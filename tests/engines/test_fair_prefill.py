@@ -6,14 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 
-import grpc
 import httpx2
 import pytest
+from asking import generate, prompt
 from conftest import CHUNK
 from plain_server import PlainServer, plain_server
 from service_under_test import Service
 
-from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
 from kllm_engine.pace import parse_pace
 
 pytestmark = pytest.mark.engines
@@ -21,24 +20,6 @@ pytestmark = pytest.mark.engines
 TOKENS = 8
 SIZES = (1500, 20, 700, 64, 33, 1100, 5, 257, 90, 600, 12, 40, 1700, 128, 8, 300, 50, 25, 900, 70)
 """Long ones among short ones; a chunk has 256."""
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    return [random.Random(seed * 100_003 + n).randrange(10, 500) for n in range(length)]
-
-
-async def generate(target: str, ids: list[int]) -> list[int]:
-    request = router_pb2.GenerateRequest(
-        tokens=router_pb2.TokenIds(ids=ids),
-        sampling=router_pb2.Sampling(max_tokens=TOKENS, temperature=0, ignore_eos=True),
-    )
-    output: list[int] = []
-    async with grpc.aio.insecure_channel(target) as channel:
-        async for answer in router_pb2_grpc.RouterStub(channel).Generate(request, timeout=120):
-            output.extend(answer.chunk.token_ids)
-            if answer.WhichOneof("event") == "finished":
-                return output
-    raise AssertionError("the stream ended without its last message")
 
 
 @pytest.mark.parametrize("binding", ["late", "early", "both"])
@@ -49,7 +30,8 @@ async def test_long_and_short_prompts_at_once_yield_what_a_plain_server_yields_o
     references = [await plain.generate(ids, TOKENS) for ids in prompts]
     targets = {"late": [service.grpc], "early": [early_router], "both": [service.grpc, early_router]}[binding]
 
-    answers = await asyncio.gather(*(generate(targets[n % len(targets)], ids) for n, ids in enumerate(prompts)))
+    asked = (generate(targets[n % len(targets)], ids, TOKENS) for n, ids in enumerate(prompts))
+    answers = [output for output, _ in await asyncio.gather(*asked)]
 
     assert answers == references
 
@@ -61,7 +43,7 @@ async def test_clients_that_leave_in_any_state_leave_nothing_behind(
     for round_ in range(3):
         prompts = [prompt(size, seed=1000 * round_ + n) for n, size in enumerate(SIZES)]
         tasks = [
-            asyncio.create_task(generate(early_router if n % 3 == 0 else service.grpc, ids))
+            asyncio.create_task(generate(early_router if n % 3 == 0 else service.grpc, ids, TOKENS))
             for n, ids in enumerate(prompts)
         ]
         leaving = rng.sample(range(len(tasks)), 10)
@@ -70,7 +52,7 @@ async def test_clients_that_leave_in_any_state_leave_nothing_behind(
             tasks[number].cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         for number in set(range(len(tasks))) - set(leaving):
-            assert answers[number] == await plain.generate(prompts[number], TOKENS)
+            assert answers[number][0] == await plain.generate(prompts[number], TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -323,6 +323,15 @@ class Client:
         return await asyncio.wait_for(work, 5)
 
 
+async def got(port: int, path: str) -> Any:
+    """The answer to a GET on a connection of its own."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    client.request("GET", path)
+    answer = await asyncio.wait_for(client.answer(), 5)
+    client.leave()
+    return answer
+
+
 @asynccontextmanager
 async def connected(target: Router) -> AsyncIterator[Client]:
     """A client's connection to the router."""

@@ -2,32 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from router_brain.brain_helpers import wait_until
-from router_brain.scripted_agent import TOKEN, ScriptedAgent
+from router_brain.fleet_helpers import IDS, follow, heard, other, request, shown
+from router_brain.scripted_agent import ScriptedAgent
 
 from kllm_core.blocks import block_hashes
 from kllm_core.contracts.engine.v1 import engine_pb2
 from kllm_core.objectives import Binding, Role
 from kllm_router.discovery.instances import DiscoveredInstance
-from kllm_router.interfaces import ApiError, Endpoint, EngineRequest, EventKind, WatchedEvent
-from kllm_router.proxy.fleet_view import AgentFleetView, FleetViewSettings
-from kllm_router.scheduling.admission import AdmissionSettings
+from kllm_router.interfaces import ApiError, Endpoint, EventKind
+from kllm_router.proxy.fleet_view import AgentFleetView
 from kllm_router.scheduling.silence import Awaited
-from kllm_router.scheduling.slack import SlackSettings
-
-IDS = list(range(40))
-
-
-def request(rid: str = "r" * 32, ids: list[int] | None = None, **values: object) -> EngineRequest:
-    return EngineRequest(rid, "/v1/completions", {}, ids or IDS, **values)
-
-
-def other(number: int) -> EngineRequest:
-    """A request with a prompt like no other."""
-    return request(f"{number:032x}", list(range(number * 1000, number * 1000 + 40)))
 
 
 def come_and_go(view: AgentFleetView) -> set[str]:
@@ -38,43 +26,6 @@ def come_and_go(view: AgentFleetView) -> set[str]:
         view.finished(request().rid, endpoint)
         chosen.add(endpoint.instance_id)
     return chosen
-
-
-@pytest.fixture
-async def agents() -> AsyncIterator[list[ScriptedAgent]]:
-    made = [
-        await ScriptedAgent("p0").start(),
-        await ScriptedAgent("p1").start(),
-        await ScriptedAgent("d0", Role.DECODE).start(),
-        await ScriptedAgent("d1", Role.DECODE).start(),
-    ]
-    yield made
-    await asyncio.gather(*(agent.stop() for agent in made))
-
-
-@pytest.fixture
-async def views() -> AsyncIterator[Callable[..., AgentFleetView]]:
-    made: list[AgentFleetView] = []
-
-    def make(token: str = TOKEN, **values: object) -> AgentFleetView:
-        made.append(AgentFleetView(token=token, settings=FleetViewSettings(**values)))
-        return made[-1]
-
-    yield make
-    await asyncio.gather(*(view.book.close() for view in made))
-
-
-def follow(view: AgentFleetView, agents: list[ScriptedAgent]) -> None:
-    view.book.apply([DiscoveredInstance(agent.id, agent.role, agent.address) for agent in agents])
-
-
-@pytest.fixture
-async def view(agents: list[ScriptedAgent], views: Callable[..., AgentFleetView]) -> AgentFleetView:
-    made = views(lost_seconds=0.3, gone_seconds=1.0)
-    follow(made, agents)
-    await wait_until(lambda: made.ready and all(agent.subscribed for agent in agents))
-    await wait_until(lambda: all(record.taken_at is not None for record in made.book.ordered))
-    return made
 
 
 async def test_an_instance_gets_nothing_before_its_milestones_are_heard(
@@ -127,15 +78,6 @@ async def test_a_fleet_without_instances_is_known(views: Callable[..., AgentFlee
     made = views(hearing_seconds=3600)
     made.book.apply([])
     assert made.known
-
-
-def shown(view: AgentFleetView, instance_id: str) -> dict:
-    return next(instance for instance in view.status()["instances"] if instance["id"] == instance_id)
-
-
-async def heard(watch) -> WatchedEvent:
-    async with asyncio.timeout(10):
-        return await watch.next()
 
 
 async def test_instances_are_known_by_what_their_agents_say(view: AgentFleetView):
@@ -470,54 +412,3 @@ async def test_whoever_waits_for_an_instance_hears_when_one_begins_to_serve(
     decoders[0].facts.state = engine_pb2.INSTANCE_STATE_SERVING
     await asyncio.wait_for(waiting, 10)
     assert view.ready
-
-
-async def test_a_request_that_would_be_late_is_refused_and_one_that_is_in_is_not(
-    views: Callable[..., AgentFleetView], agents: list[ScriptedAgent]
-):
-    for agent in agents[:2]:
-        agent.load(queued_uncached_tokens=50_000)
-    view = views(admission=AdmissionSettings(slack=SlackSettings(ttft_seconds=1.0)))
-    follow(view, agents)
-    await wait_until(lambda: view.ready and all(record.taken_at is not None for record in view.book.ordered))
-
-    with pytest.raises(ApiError, match="objective") as refused:
-        view.choose_prefill(request(key="someone"))
-
-    assert refused.value.status == 429
-    assert refused.value.retry_after >= 1.0
-    assert view.choose_prefill(request(key="someone"), excluded=frozenset({"p1"})).instance_id == "p0"
-
-
-async def test_what_prompts_and_transfers_took_is_learned(view: AgentFleetView, agents: list[ScriptedAgent]):
-    for number in range(40):
-        sent = request(f"{number:032x}", list(range(number * 5000, number * 5000 + 4000)))
-        prefill = view.choose_prefill(sent)
-        agent = next(each for each in agents if each.id == prefill.instance_id)
-        with view.watch(sent.rid, prefill) as watch:
-            view.started(sent.rid, prefill, 4000)
-            agent.tell(sent.rid, "PREFILL_DONE", prompt_tokens=4000, cached_tokens=0, prefill_seconds=8.0)
-            await heard(watch)
-            view.choose_decode(sent, prefill)
-            agent.tell(sent.rid, "RELEASED", reason="Transferred")
-            await heard(watch)
-        view.finished(sent.rid, prefill)
-
-    journeys = view._journeys
-    assert journeys.prompts.learner.timing.seconds(4000) == pytest.approx(8.0, rel=0.1)
-    assert journeys.transfers._ratios
-    assert journeys._handovers == journeys._predicted == {}
-    assert not journeys._chains
-
-
-async def test_a_decode_instance_that_has_the_prefix_needs_less_of_it_moved(
-    view: AgentFleetView, agents: list[ScriptedAgent]
-):
-    ids = list(range(40_000))
-    blocks = block_hashes(ids, 4)
-    snapshot = engine_pb2.CacheSnapshot(tier=engine_pb2.CACHE_TIER_DEVICE, blocks=blocks, first=True, last=True)
-    agents[3].change_cache(engine_pb2.CacheUpdate(sequence=1, snapshot=snapshot))
-    await wait_until(lambda: shown(view, "d1")["cached_blocks"] == len(blocks))
-    prefill = view.book.records["p0"].endpoint
-
-    assert {view.choose_decode(request(ids=ids), prefill).instance_id for _ in range(4)} == {"d1"}

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from router.router_helpers import Client
+from router.router_helpers import got
 from router.test_process import TOKEN, files, pair, started, streaming, until_ready  # noqa: F401
 
 from kllm_router.arguments import FleetFile, FleetPods
@@ -15,14 +15,6 @@ from kllm_router.metrics import RouterMetrics
 from kllm_router.router import _discover
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-async def got(port, path):
-    client = Client(*await asyncio.open_connection("127.0.0.1", port))
-    client.request("GET", path)
-    answer = await asyncio.wait_for(client.answer(), 5)
-    client.leave()
-    return answer
 
 
 async def until_shared(port, **values):

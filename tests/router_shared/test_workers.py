@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc.aio
 import psutil
 import pytest
-from router.router_helpers import Client
+from router.router_helpers import Client, got
 from router.test_process import files, pair, refused, started, streaming, until_ready  # noqa: F401
 
 from kllm_core.contracts.router.v1 import router_pb2, router_pb2_grpc
@@ -25,14 +25,6 @@ from kllm_router.shared.told import Told
 from kllm_router.shared.workers import WorkerShares
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-async def got(port, path):
-    client = Client(*await asyncio.open_connection("127.0.0.1", port))
-    client.request("GET", path)
-    answer = await asyncio.wait_for(client.answer(), 5)
-    client.leave()
-    return answer
 
 
 async def metric(port, name):
