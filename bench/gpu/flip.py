@@ -5,7 +5,6 @@ python bench/gpu/flip.py --out results/flip.json
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any
 import grpc
 import serving
 from asking import first_answer, prompt, texts
-from measure import ON_GPU, SHARED_GPU, Results, machine
+from measure import ON_GPU, SHARED_GPU, Results, machine, options
 
 from kllm_core.authentication import METADATA_KEY, bearer
 from kllm_core.contracts.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -115,11 +114,7 @@ async def measure(results: Results, service: serving.Service, prompts: list[list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--note", default="", help="conditions worth knowing")
-    parser.add_argument("--quick", action="store_true", help="tiny model")
-    given = parser.parse_args()
+    given = options(__doc__, quick="tiny model").parse_args()
     engine_args = dict(SHARED_GPU) | {"max-total-tokens": 300_000} if ON_GPU else {"context-length": 4096}
     uri, vocabulary = ("demo://tiny-random-llama", 500) if given.quick else ("demo://smollm2-135m", 49_000)
     sizes = (17, 300, 700) if given.quick else (17, 64, 300, 700, 1500, 3000)

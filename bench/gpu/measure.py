@@ -172,12 +172,18 @@ def keep(logs: Path, results: Results) -> None:
     shutil.make_archive(str(target).removesuffix(".tar.gz"), "gztar", logs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=["small", "large"])
+def options(description: str | None, *, quick: str) -> argparse.ArgumentParser:
+    """What all scripts that write results of a service take; `quick` says what that makes of it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--note", default="", help="conditions worth knowing")
-    parser.add_argument("--quick", action="store_true", help="few and short requests, tiny model")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def main() -> None:
+    parser = options(__doc__, quick="few and short requests, tiny model")
+    parser.add_argument("model", choices=["small", "large"])
     parser.add_argument("--starts", type=int, default=2, help="how often to start the service; the last is measured")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="JSON object of changes to SGLang's")
     given = parser.parse_args()

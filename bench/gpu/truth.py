@@ -9,7 +9,6 @@ GPU it does the same on the CPU with a few layers, so that it can be rehearsed: 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import serving
-from measure import ON_GPU, SHARED_GPU, Results, machine
+from measure import ON_GPU, SHARED_GPU, Results, machine, options
 from models import CHANGES_FOR_A_REHEARSAL, dummy_llama
 
 sys.path.append(str(Path(__file__).parents[1] / "planner"))
@@ -89,11 +88,7 @@ def compare(document: dict[str, Any], results: Results, *, quick: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--note", default="", help="conditions worth knowing")
-    parser.add_argument("--quick", action="store_true", help="few and short requests, a few layers")
-    given = parser.parse_args()
+    given = options(__doc__, quick="few and short requests, a few layers").parse_args()
     engine_args: dict[str, Any] = {
         **(SHARED_GPU if ON_GPU else {"context-length": 4096, "chunked-prefill-size": 8192}),
         "max-total-tokens": KV_TOKENS,

@@ -37,9 +37,9 @@ _STOP_SECONDS = 30.0
 _DRAIN_SECONDS = 90.0
 _ALONE = (64, 512, 1024)
 _SHORT_ANSWER = 4
+"""Tokens of prompts, in turn, and of answers of requests that are sent one by one."""
 _LETTER = 70
 """A token that is a letter in byte-level vocabularies, which begin with special tokens and single bytes."""
-"""Tokens of prompts, in turn, and of answers of requests that are sent one by one."""
 
 
 class ServiceError(RuntimeError):
